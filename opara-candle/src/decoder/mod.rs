@@ -45,24 +45,23 @@ pub struct DecoderExecutor<M> {
 
 impl Builder {
     /// Wraps a decoder whose cache of keys and values grows by concatenation, or is a buffer that it writes to in place, as
-    /// candle-transformers' are, without a change. `forward` is given the model, tokens of shape `(1, n)`, and the position of the first
-    /// one; it returns the logits, which [`DecoderExecutor::forward`] then does. `model` has no text yet. A clone of it is a text of its
-    /// own, which shares the weights; a cache that clones share, behind an `Arc` or in a tensor that is there from the start, is not
-    /// detected in all cases. `example` are tokens
-    /// `(1, n)`, at least two, and `capacity` is how many tokens a text may have.
+    /// candle-transformers' are, without a change. `forward` is given the model, tokens of shape `(1, n)`, and the position of the
+    /// first one; it returns the logits, which [`DecoderExecutor::forward`] then does. `model` has no text yet. A clone of it is a text
+    /// of its own, which shares the weights; a cache that clones share, behind an `Arc` or in a tensor that is there from the start, is
+    /// not detected in all cases. `example` are tokens `(1, n)`, at least two, and `capacity` is how many tokens a text may have.
     ///
     /// Such a module reads tensors of other sizes for every token, so that its passes cannot be one graph. Building captures steps
     /// behind texts of three lengths, the longest being `capacity - 1`, and finds where they differ. If all of that is a cache that
-    /// grows, or that has the latest tokens alone, attention that reads it, or a table's row for the position, one step takes their place:
-    /// its caches have a fixed size, and the position is on the device. Any other difference is a reason to run the module eagerly, with a warning that says it
-    /// ([`DecoderExecutor::refused`]). So is a rewritten step that is less accurate than the module's, measured in double precision on the
-    /// example, and a replayed one whose logits are not near the module's.
+    /// grows, or that has the latest tokens alone, attention that reads it, or a table's row for the position, one step takes their
+    /// place: its caches have a fixed size, and the position is on the device. Any other difference is a reason to run the module
+    /// eagerly, with a warning that says it ([`DecoderExecutor::refused`]). So is a rewritten step that is less accurate than the
+    /// module's, measured in double precision on the example, and a replayed one whose logits are not near the module's.
     ///
-    /// Numerics are those of [`Numerics::Accurate`](crate::Numerics::Accurate) in any case. A decision that the module's host code makes
-    /// at a length between those that were captured is not seen, unless it is there at both, nor that a full buffer keeps some of its oldest
-    /// tokens and turns over the others. Prompts are read by the module itself. The step
-    /// has its own copy of the weights, and another one of those that it joins (queries, keys and values; gate and up), so weights that
-    /// change after building are seen by prompts alone. On the CPU the module runs eagerly.
+    /// Numerics are those of [`Numerics::Accurate`](crate::Numerics::Accurate) in any case. A decision that the module's host code
+    /// makes at a length between those that were captured is not seen, unless it is there at both, nor that a full buffer keeps some of
+    /// its oldest tokens and turns over the others. Prompts are read by the module itself. The step has its own copy of the weights,
+    /// and another one of those that it joins (queries, keys and values; gate and up), so weights that change after building are seen
+    /// by prompts alone. On the CPU the module runs eagerly.
     ///
     /// ```
     /// use candle::{Device, Tensor};

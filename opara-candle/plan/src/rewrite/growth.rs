@@ -200,8 +200,8 @@ impl Pairs<'_> {
             [None, window] if of.row == longer.row => window,
             _ => return None,
         };
-        let same = |of: &Append| (of.input, of.rows, of.step, of.new.clone());
-        (same(&of) == same(&longer)).then(|| Appended {
+        let is_same = (of.input, of.rows, of.step, of.new) == (longer.input, longer.rows, longer.step, longer.new);
+        is_same.then(|| Appended {
             input: of.input,
             rows: of.rows,
             token: of.rows * of.step,
@@ -336,7 +336,7 @@ impl Growing<'_> {
         }
         let (of_keys, of_values) = (&self.appended[&keys], &self.appended[&values]);
         let heads = |[k, v]: [&Operand; 2], text: usize| {
-            let tokens = of_keys.window.map_or(u64::MAX, |window| window).min(self.pairs.lengths[text] + 1);
+            let tokens = of_keys.window.unwrap_or(u64::MAX).min(self.pairs.lengths[text] + 1);
             let of = |operand, of: &Appended| Heads::of(operand, tokens, of, of.row[text]);
             Some([of(k, of_keys)?, of(v, of_values)?])
         };

@@ -2,10 +2,16 @@
 
 /// `THREADS` and `EACH` of `places.cuh`.
 pub(crate) const THREADS: u32 = 256;
-const EACH: usize = 8;
+pub(crate) const EACH: usize = 8;
 
 /// Places whose keys and values a block asks for at once, times the lanes of a place.
 const AT_ONCE: usize = 4 * THREADS as usize;
+
+/// Neighbouring lanes that have a head's elements together; `None` if there are none for so many elements.
+pub(crate) fn lanes(head_dim: usize) -> Option<usize> {
+    let is_whole = head_dim > 0 && head_dim.is_multiple_of(EACH);
+    [8, 16, 32].into_iter().find(|lanes| head_dim <= lanes * EACH).filter(|_| is_whole)
+}
 
 /// How a kernel divides its work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,15 +25,14 @@ pub(crate) struct Split {
 impl Split {
     /// For so many query heads that share keys, elements of a head, and places, at most; `None` if there is no kernel.
     pub fn new(group: usize, head_dim: usize, places: usize) -> Option<Self> {
-        let lanes = [8, 16, 32].into_iter().find(|lanes| head_dim <= lanes * EACH)?;
+        let lanes = lanes(head_dim)?;
         // What a block has after asking twice is not worth a cluster.
         let are_few = places * lanes <= 2 * AT_ONCE;
         let heads = match group {
             1 if are_few && lanes < 32 => 1,
             _ => [4, 8].into_iter().find(|heads| group <= *heads)?,
         };
-        let is_there = lanes * heads <= 128;
-        (head_dim > 0 && head_dim.is_multiple_of(EACH) && is_there).then_some(Self { lanes, heads })
+        (lanes * heads <= 128).then_some(Self { lanes, heads })
     }
 
     /// The part of the kernel's name.

@@ -7,7 +7,9 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::CachedAttention;
-use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{
+    address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, Capabilities,
+};
 use crate::cuda::operator::places::{Split, THREADS};
 
 /// `WARPS` of `places.cuh`, and `COLUMNS`, `PLACES` and `NEW_ROWS` of `cached_attention_tensor.cuh`.
@@ -135,10 +137,8 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     expect("the result", y.len(), numel)?;
     let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
     let tables = rotary.map(|at| address(at, device));
-    let mut addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(tables);
-    if addresses.any(|at| !at.is_multiple_of(16)) {
-        bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
-    }
+    let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(tables);
+    expect_aligned(addresses, sizes)?;
     let plain = match dtype {
         DType::F16 => ("cached_attention_f16", ptx::CACHED_ATTENTION_F16),
         DType::BF16 => ("cached_attention_bf16", ptx::CACHED_ATTENTION_BF16),

@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{address, expect, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{address, expect, expect_aligned, function, ptx, Capabilities};
 
 /// `THREADS` and `ROWS` of `causal_attention.cuh`: rows of a block are queries of one head each.
 const THREADS: u32 = 128;
@@ -107,9 +107,7 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     expect("the cache", cache.len(), sizes.cache())?;
     expect("the positions", start.len(), batch)?;
     expect("the result", y.len(), sizes.numel())?;
-    if [q, cache].iter().any(|at| !address(at, device).is_multiple_of(16)) {
-        bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
-    }
+    expect_aligned([q, cache].map(|at| address(at, device)), sizes)?;
     let code = code(dtype);
     let is_split = sizes.is_split() && Capabilities::of(device, code)?.has_clusters();
     let (shape, blocks) = if is_split { ("_split", SHARES) } else { ("", 1) };
@@ -172,10 +170,9 @@ mod tests {
 
     #[test]
     fn clusters_share_many_places_of_few_rows() {
-        let is_split = |of: Sizes| of.is_split();
-        assert!(is_split(LLAMA) && is_split(Sizes { batch: 64, ..LLAMA }), "whatever the batch is");
-        assert!(!is_split(Sizes { end: 2000, ..LLAMA }), "few places");
-        assert!(!is_split(Sizes { window: Some(512), ..LLAMA }), "few of them are seen");
-        assert!(!is_split(Sizes { tokens: 1024, ..LLAMA }), "many rows");
+        assert!(LLAMA.is_split() && Sizes { batch: 64, ..LLAMA }.is_split(), "whatever the batch is");
+        assert!(!Sizes { end: 2000, ..LLAMA }.is_split(), "few places");
+        assert!(!Sizes { window: Some(512), ..LLAMA }.is_split(), "few of them are seen");
+        assert!(!Sizes { tokens: 1024, ..LLAMA }.is_split(), "many rows");
     }
 }

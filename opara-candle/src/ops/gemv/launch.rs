@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use candle::cuda_backend::WrapErr;
-use candle::{bail, CudaDevice, DType, Result};
+use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
+use crate::cuda::driver::kernels::{
+    address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, wide, Capabilities,
+};
 use crate::ops::Activation;
 
 /// `WARPS` of both headers.
@@ -223,9 +225,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     expect("the bias", bias.map_or(weights, CudaView::len), weights)?;
     expect("the residual", residual.map_or(rows * columns, CudaView::len), rows * columns)?;
     expect("the result", y.len(), rows * columns)?;
-    if [Some(x), Some(weight), scale].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
-        bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
-    }
+    expect_aligned([Some(x), Some(weight), scale].into_iter().flatten().map(|at| address(at, device)), of)?;
     let (kind, activation) = match of.epilogue {
         Epilogue::Added(activation) => ("gemv", activation.code()),
         Epilogue::Gated(activation) => ("gated_gemv", activation.code()),

@@ -6,11 +6,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{address, arg_or_null, expect, function, ptx};
-use crate::cuda::operator::places::THREADS;
-
-/// `EACH` of `places.cuh`.
-const EACH: usize = 8;
+use crate::cuda::driver::kernels::{address, arg_or_null, expect, expect_aligned, function, ptx};
+use crate::cuda::operator::places::{lanes, EACH, THREADS};
 
 /// Sizes of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -35,12 +32,11 @@ impl Sizes {
     /// Neighbours that have a head's elements together; `None` if there is no kernel for these sizes.
     fn lanes(&self) -> Option<usize> {
         let Self { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, .. } = *self;
-        let lanes = [8, 16, 32].into_iter().find(|lanes| head_dim <= lanes * EACH)?;
+        let lanes = lanes(head_dim)?;
         let are_there = ![batch, tokens, heads, kv_heads, head_dim, positions, capacity].contains(&0);
-        let are_wide = head_dim.is_multiple_of(EACH) && pairs.is_multiple_of(EACH);
         let are_counted = self.cache() <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        (are_there && are_wide && are_counted && is_known).then_some(lanes)
+        (are_there && pairs.is_multiple_of(EACH) && are_counted && is_known).then_some(lanes)
     }
 
     /// Elements of the new tokens' queries, keys and values.
@@ -92,10 +88,8 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     expect("the queries", y.len(), numel)?;
     let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
     let table = rotary.map(|at| address(at, device));
-    let mut addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(table);
-    if addresses.any(|at| !at.is_multiple_of(16)) {
-        bail!("an operand of {sizes:?} does not begin at a multiple of 16 bytes")
-    }
+    let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(table);
+    expect_aligned(addresses, sizes)?;
     let name = format!("opara_new_tokens_{lanes}_{}", dtype.as_str());
     let function = function(device, &name, "new_tokens", ptx::NEW_TOKENS)?;
     let numbers = [numel, tokens, heads, kv_heads, head_dim, pairs, positions, capacity].map(|n| n as u32);

@@ -8,7 +8,9 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use half::f16;
 
 use super::blocks::Format;
-use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, blocks, expect, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{
+    address, allow_shared, arg_or_null, blocks, expect, expect_aligned, function, ptx, Capabilities,
+};
 use crate::ops::Activation;
 
 /// What a kernel divides a weight into.
@@ -246,9 +248,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     expect("the bias", bias.map_or(weights, CudaView::len), weights)?;
     expect("the residual", residual.map_or(rows * columns, CudaView::len), rows * columns)?;
     expect("the result", y.len(), rows * columns)?;
-    if [Some(x), norm].into_iter().flatten().any(|at| !address(at, device).is_multiple_of(16)) {
-        bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
-    }
+    expect_aligned([Some(x), norm].into_iter().flatten().map(|at| address(at, device)), of)?;
     // On tensor cores, 16 bytes of them are loaded at once.
     if !address(weight.scales, device).is_multiple_of(16) {
         bail!("scales of {of:?} do not begin at a multiple of 16 bytes")

@@ -56,6 +56,15 @@ pub(crate) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> u64 {
     slice.device_ptr(&device.cuda_stream()).0
 }
 
+/// # Errors
+/// An operand of a launch of these sizes begins elsewhere than at a multiple of 16 bytes.
+pub(crate) fn expect_aligned(addresses: impl IntoIterator<Item = u64>, of: &dyn std::fmt::Debug) -> Result<()> {
+    if addresses.into_iter().any(|at| !at.is_multiple_of(16)) {
+        bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
+    }
+    Ok(())
+}
+
 /// The PTX of this crate's kernels, as the build compiled it: file `name.cu` is the constant `NAME`.
 pub(crate) mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
