@@ -141,6 +141,39 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// `max(x, 0)`, a depthwise convolution and a pointwise one, beside their operand, as in a cell of NASNet.
+fn cell(blocks: &[Block], x: &Tensor) -> Result<Tensor> {
+    let x = blocks[0].forward(x)?;
+    let y = blocks[2].forward(&blocks[1].forward(&x.relu()?)?)?;
+    Tensor::cat(&[&x, &y], 1)?.relu()
+}
+
+fn cell_blocks(dtype: DType) -> Result<Vec<Block>> {
+    Ok(vec![
+        Block::new("up", [48, 8, 1], 1, 1, dtype)?,
+        Block::new("deep", [48, 48, 5], 1, 48, dtype)?,
+        Block::new("beside", [48, 48, 1], 1, 1, dtype)?,
+    ])
+}
+
+#[test]
+fn relu_becomes_part_of_what_is_behind_and_before_it() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, batch) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 2)]) {
+        let blocks = cell_blocks(dtype)?;
+        let inputs = [noise(1, (batch, 8, 20, 20))?, noise(2, (batch, 8, 20, 20))?];
+        let (fast, [ours, candle, reference]) = answers(&device, dtype, (cell, &blocks), [&inputs[0], &inputs[1]])?;
+        let report = fast.report();
+        let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
+        println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
+        for rule in ["convolution-of-relu", "concat-relu"] {
+            assert!(report.rewrites.iter().any(|rewrite| rewrite.rule == rule), "{rule}: {report}");
+        }
+    }
+    Ok(())
+}
+
 /// Numbers that are hard for a norm folded into weights: far from the mean, cancelling, large and tiny.
 #[test]
 fn adversarial_operands_are_no_less_accurate() -> anyhow::Result<()> {

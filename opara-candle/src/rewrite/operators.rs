@@ -19,12 +19,11 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Recorded(function) => recorded(of, node, function),
         Compute::Concat { rows, widths } => {
             let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
-            if let Some(dim) = concat(&parts, *rows, widths) {
-                return ops::cat(&parts.iter().collect::<Vec<_>>(), dim);
-            }
-            let rows = *rows as usize;
-            let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows, width as usize]));
-            Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
+            concatenated(&parts, *rows, widths, Activation::None)
+        }
+        Compute::ConcatRelu { rows, widths } => {
+            let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
+            concatenated(&parts, *rows, widths, Activation::Relu)
         }
         Compute::FusedConvolution(convolution) => fused_convolution(of, node, convolution),
         Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
@@ -48,6 +47,18 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             cached_attention(of, node, [*heads, *size], *scale, *window)
         }
     }
+}
+
+/// So many times a run of each part, and an activation.
+fn concatenated(parts: &[Tensor], rows: u64, widths: &[u64], activation: Activation) -> Result<Tensor> {
+    if let Some(dim) = concat(parts, rows, widths) {
+        return match activation {
+            Activation::None => ops::cat(&parts.iter().collect::<Vec<_>>(), dim),
+            _ => ops::cat_sums(&parts.iter().map(|part| (part, None)).collect::<Vec<_>>(), dim, activation),
+        };
+    }
+    let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows as usize, width as usize]));
+    activation.forward(&Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?)
 }
 
 fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Tensor> {
@@ -210,7 +221,7 @@ fn padding(window: &Window, end: [u64; 2]) -> Padding {
 }
 
 fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Tensor> {
-    let Convolution { window, end, steps, residual, activation } = convolution;
+    let Convolution { of_relu, window, end, steps, residual, activation } = convolution;
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
     let [stride, dilation] = [window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
@@ -242,7 +253,9 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
         None => weight,
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    let input_activation = if *of_relu { Activation::Relu } else { Activation::None };
     if dtype == DType::F64 && !residual {
+        let x = input_activation.forward(&x)?;
         let y = by_elements::convolution(&x, &weight, window, padding)?;
         let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&bias.reshape((1, (), 1, 1))?))?;
         return activation.forward(&y);
@@ -252,6 +265,7 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
         .padding(padding)
         .dilation(dilation[0])
         .groups(window.groups as usize)
+        .input_activation(input_activation)
         .activation(activation)
         .precision(node.precision);
     let Some(residual) = node.operands.last().filter(|_| *residual) else {

@@ -156,7 +156,14 @@ pub enum Compute {
         /// Elements of a run of each operand.
         widths: Vec<u64>,
     },
-    /// A convolution with what follows in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
+    /// A concatenation, as [`Compute::Concat`], and `max(x, 0)` of it.
+    ConcatRelu {
+        /// How many runs of each.
+        rows: u64,
+        /// Elements of a run of each operand.
+        widths: Vec<u64>,
+    },
+    /// A convolution with what is around it in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
     FusedConvolution(Convolution),
     /// A transposed convolution by an ordinary one. Operands: `x`, the weight, `(channels, out, kh, kw)`, and a vector of one element a
     /// channel of the result that is added to it, if there is one.
@@ -274,9 +281,11 @@ pub enum Compute {
     },
 }
 
-/// A convolution, and what is done to its result.
+/// A convolution, and what is done to its operand and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolution {
+    /// Whether it is one of `max(x, 0)`.
+    pub of_relu: bool,
     /// How the windows lie; its padding is that above and to the left.
     pub window: Window,
     /// Rows of zeros below, and columns to the right.
@@ -290,9 +299,9 @@ pub struct Convolution {
 }
 
 impl Convolution {
-    /// One that nothing follows.
+    /// One that nothing precedes or follows.
     pub fn new(window: Window) -> Self {
-        Self { window, end: window.padding, steps: Vec::new(), residual: false, activation: None }
+        Self { of_relu: false, window, end: window.padding, steps: Vec::new(), residual: false, activation: None }
     }
 }
 

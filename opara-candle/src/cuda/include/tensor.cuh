@@ -117,11 +117,16 @@ __device__ inline unsigned transposed(unsigned x) {
     return y;
 }
 
-// Copies 16 bytes from global to shared memory asynchronously, or writes zeros if the source is out of range. The data
+// Copies 16 bytes, or fewer, from global to shared memory asynchronously, or writes zeros if the source is out of range. The data
 // is there once the group it is committed with has been waited for.
-__device__ inline void copy_async(void *to, const void *from, bool in_range) {
-    unsigned at = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(in_range ? 16 : 0) : "memory");
+template <unsigned BYTES = 16> __device__ inline void copy_async(void *to, const void *from, bool in_range) {
+    static_assert(BYTES == 16 || BYTES == 8 || BYTES == 4, "what the instruction copies");
+    unsigned at = __cvta_generic_to_shared(to), bytes = in_range ? BYTES : 0;
+    // The first level of the cache is passed by where the instruction can do that.
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 }
 __device__ inline void commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

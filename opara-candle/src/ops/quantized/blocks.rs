@@ -6,38 +6,49 @@ use candle::quantized::GgmlDType;
 use candle::{bail, Result};
 use half::f16;
 
-/// Codes of this many bits, and how many neighbours of a row share a scale.
+/// Codes of this many bits, how many neighbours of a row share a scale, and whether they share a minimum, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Format {
     pub bits: usize,
     pub group: usize,
+    pub has_minimum: bool,
 }
 
 impl Format {
-    /// For Q4_0, Q4_1, Q4_K.
-    pub const FOUR: Self = Self { bits: 4, group: 32 };
-    /// For Q5_0, Q5_1, Q5_K, Q8_0.
-    pub const EIGHT: Self = Self { bits: 8, group: 32 };
-    /// For Q6_K, and for weights of several types.
-    pub const EIGHT_IN_SMALL_GROUPS: Self = Self { bits: 8, group: 16 };
+    /// For Q4_0, Q4_1, Q4_K. Codes of 4 bits have no sign, so that Q4_0 needs a minimum.
+    pub const FOUR: Self = Self { bits: 4, group: 32, has_minimum: true };
+    /// For Q5_0, Q8_0.
+    pub const EIGHT: Self = Self { bits: 8, group: 32, has_minimum: false };
+    /// For Q5_1, Q5_K.
+    pub const EIGHT_AFFINE: Self = Self { has_minimum: true, ..Self::EIGHT };
+    /// For Q6_K.
+    pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false };
+    /// For weights of several types.
+    pub const SMALL_GROUPS_AFFINE: Self = Self { has_minimum: true, ..Self::SMALL_GROUPS };
 
-    /// Bytes of so many elements: codes, and two halves for each group.
+    /// Numbers that a group has: a scale, and a minimum if there is one.
+    pub fn numbers(self) -> usize {
+        1 + usize::from(self.has_minimum)
+    }
+
+    /// Bytes of so many elements: codes, and the groups' numbers in f16.
     pub fn bytes(self, elements: usize) -> usize {
-        elements * self.bits / 8 + elements / self.group * 4
+        elements * self.bits / 8 + elements / self.group * self.numbers() * 2
     }
 }
 
-/// The format of a GGUF type, if its elements are a scale times a code plus a minimum.
+/// The format of a GGUF type, if its elements are a scale times a code, or that plus a minimum.
 pub(super) fn format(dtype: GgmlDType) -> Option<Format> {
     match dtype {
         GgmlDType::Q4_0 | GgmlDType::Q4_1 | GgmlDType::Q4K => Some(Format::FOUR),
-        GgmlDType::Q5_0 | GgmlDType::Q5_1 | GgmlDType::Q5K | GgmlDType::Q8_0 => Some(Format::EIGHT),
-        GgmlDType::Q6K => Some(Format::EIGHT_IN_SMALL_GROUPS),
+        GgmlDType::Q5_0 | GgmlDType::Q8_0 => Some(Format::EIGHT),
+        GgmlDType::Q5_1 | GgmlDType::Q5K => Some(Format::EIGHT_AFFINE),
+        GgmlDType::Q6K => Some(Format::SMALL_GROUPS),
         _ => None,
     }
 }
 
-/// Codes, and a scale and a minimum for each group, as [`QuantizedWeight`](super::QuantizedWeight) has them.
+/// Codes, and the numbers of each group, as [`QuantizedWeight`](super::QuantizedWeight) has them.
 pub(super) struct Groups {
     pub format: Format,
     pub codes: Vec<u8>,
@@ -59,7 +70,7 @@ impl Groups {
         let mut to = Self {
             format,
             codes: Vec::with_capacity(elements * format.bits / 8),
-            scales: Vec::with_capacity(elements / format.group * 2),
+            scales: Vec::with_capacity(elements / format.group * format.numbers()),
         };
         for block in data.chunks_exact(block) {
             to.append(dtype, block);
@@ -70,7 +81,7 @@ impl Groups {
     /// Those of several weights, one after the other.
     pub fn joined(all: Vec<Self>) -> Self {
         let are_alike = all.windows(2).all(|two| two[0].format == two[1].format);
-        let all = all.into_iter().map(|groups| if are_alike { groups } else { groups.in_small_groups() });
+        let all = all.into_iter().map(|groups| if are_alike { groups } else { groups.in_small_groups_affine() });
         let joined = all.reduce(|mut joined, next| {
             joined.codes.extend(next.codes);
             joined.scales.extend(next.scales);
@@ -81,10 +92,10 @@ impl Groups {
 
     /// The elements.
     pub fn elements(&self) -> Vec<f32> {
-        let Format { bits, group } = self.format;
+        let Format { bits, group, .. } = self.format;
         let mut elements = Vec::with_capacity(self.codes.len() * 8 / bits);
-        for (codes, scale) in self.codes.chunks_exact(group * bits / 8).zip(self.scales.chunks_exact(2)) {
-            let [scale, minimum] = [scale[0].to_f32(), scale[1].to_f32()];
+        for (codes, [scale, minimum]) in self.codes.chunks_exact(group * bits / 8).zip(self.of_groups()) {
+            let [scale, minimum] = [scale.to_f32(), minimum.to_f32()];
             let element = |code: i8| f32::from(code).mul_add(scale, minimum);
             match bits {
                 4 => elements.extend(four_bits(codes).map(element)),
@@ -94,21 +105,27 @@ impl Groups {
         elements
     }
 
-    fn in_small_groups(self) -> Self {
+    /// Scale and minimum of each group.
+    fn of_groups(&self) -> impl Iterator<Item = [f16; 2]> + '_ {
+        let of_group = |of: &[f16]| [of[0], of.get(1).copied().unwrap_or_default()];
+        self.scales.chunks_exact(self.format.numbers()).map(of_group)
+    }
+
+    fn in_small_groups_affine(self) -> Self {
+        let scales = match self.format.group {
+            32 => self.of_groups().flat_map(|of_group| [of_group, of_group].concat()).collect(),
+            _ => self.of_groups().flatten().collect(),
+        };
         let codes = match self.format.bits {
             4 => self.codes.chunks_exact(16).flat_map(|codes| four_bits(codes).map(|code| code as u8)).collect(),
             _ => self.codes,
         };
-        let twice = |scale: &[f16]| [scale[0], scale[1], scale[0], scale[1]];
-        let scales = match self.format.group {
-            32 => self.scales.chunks_exact(2).flat_map(twice).collect(),
-            _ => self.scales,
-        };
-        Self { format: Format::EIGHT_IN_SMALL_GROUPS, codes, scales }
+        Self { format: Format::SMALL_GROUPS_AFFINE, codes, scales }
     }
 
-    fn scale(&mut self, scale: f32, minimum: f32) {
-        self.scales.extend([f16::from_f32(scale), f16::from_f32(minimum)]);
+    /// Appends the numbers of a group.
+    fn group<const NUMBERS: usize>(&mut self, numbers: [f32; NUMBERS]) {
+        self.scales.extend(numbers.map(f16::from_f32));
     }
 
     /// Appends one block.
@@ -116,28 +133,28 @@ impl Groups {
         let half = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]).to_f32();
         match dtype {
             GgmlDType::Q4_0 => {
-                self.scale(half(0), -8. * half(0));
+                self.group([half(0), -8. * half(0)]);
                 self.codes.extend(&block[2..18]);
             }
             GgmlDType::Q4_1 => {
-                self.scale(half(0), half(2));
+                self.group([half(0), half(2)]);
                 self.codes.extend(&block[4..20]);
             }
             GgmlDType::Q5_0 => {
-                self.scale(half(0), 0.);
+                self.group([half(0)]);
                 self.codes.extend(five_bits(&block[2..22]).map(|code| code.wrapping_sub(16)));
             }
             GgmlDType::Q5_1 => {
-                self.scale(half(0), half(2));
+                self.group([half(0), half(2)]);
                 self.codes.extend(five_bits(&block[4..24]));
             }
             GgmlDType::Q8_0 => {
-                self.scale(half(0), 0.);
+                self.group([half(0)]);
                 self.codes.extend(&block[2..34]);
             }
             GgmlDType::Q4K => {
                 for (group, [scale, minimum]) in scales_and_minima(&block[4..16]).into_iter().enumerate() {
-                    self.scale(half(0) * scale, -half(2) * minimum);
+                    self.group([half(0) * scale, -half(2) * minimum]);
                     // Two groups share 32 bytes: one has the lower halves.
                     let shift = group % 2 * 4;
                     let of_group = |at: usize| block[16 + group / 2 * 32 + at] >> shift & 15;
@@ -147,7 +164,7 @@ impl Groups {
             GgmlDType::Q5K => {
                 let (high, low) = (&block[16..48], &block[48..176]);
                 for (group, [scale, minimum]) in scales_and_minima(&block[4..16]).into_iter().enumerate() {
-                    self.scale(half(0) * scale, -half(2) * minimum);
+                    self.group([half(0) * scale, -half(2) * minimum]);
                     let shift = group % 2 * 4;
                     let code = |at: usize| low[group / 2 * 32 + at] >> shift & 15 | (high[at] >> group & 1) << 4;
                     self.codes.extend((0..32).map(code));
@@ -157,7 +174,7 @@ impl Groups {
             _ => {
                 let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
                 for (group, &scale) in scales.iter().enumerate() {
-                    self.scale(half(208) * f32::from(scale as i8), 0.);
+                    self.group([half(208) * f32::from(scale as i8)]);
                     // A half of the block has 128 elements in four quarters, which share bytes.
                     let (in_half, quarter) = (group / 8, group % 8 / 2);
                     let code = |at: usize| {
@@ -241,7 +258,7 @@ mod tests {
         let parts = parts.collect::<Result<Vec<_>>>()?;
         let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();
         let joined = Groups::joined(parts);
-        assert_eq!(joined.format, Format::EIGHT_IN_SMALL_GROUPS);
+        assert_eq!(joined.format, Format::SMALL_GROUPS_AFFINE);
         assert_eq!(joined.elements(), expected);
         Ok(())
     }

@@ -70,9 +70,10 @@ impl Gemv {
             return None;
         }
         let mut of = Self { dtype, format, rows, columns, inner, activation, ahead: None };
-        // 16 bytes of scales are of four groups. What eight rows have no room for, fewer do not do either: the bits of a row do not
-        // depend on how many there are from two on. One row alone is faster without tensor cores.
-        let is_whole = inner.is_multiple_of(4 * format.group);
+        // Groups whose numbers are copied at once: of 16 bytes, or all of a chunk. What eight rows have no room for, fewer do not do
+        // either: the bits of a row do not depend on how many there are from two on. One row alone is faster without tensor cores.
+        let copied = (8 / format.numbers()).min(TENSOR.chunk * 8 / format.bits / format.group);
+        let is_whole = inner.is_multiple_of(copied * format.group);
         if rows > 1 && capabilities.has_tensor_cores() && is_whole && of.room_ahead(8, capabilities) > 0 {
             of.ahead = Some(0); // The sizes below are those of its kernel from here on.
             of.ahead = Some(of.steps(of.splits()).min(of.room_ahead(rows, capabilities)));
@@ -92,7 +93,7 @@ impl Gemv {
     fn kernel(&self) -> String {
         let kind = if self.activation.is_some() { "quantized_gated_gemv" } else { "quantized_gemv" };
         let rows = if self.ahead.is_some() { "tensor".into() } else { self.rows.next_power_of_two().to_string() };
-        format!("opara_{kind}_{}_{}_{rows}_{}", self.format.bits, self.format.group, self.dtype.as_str())
+        format!("opara_{kind}_{}_{rows}_{}", name(self.format), self.dtype.as_str())
     }
 
     /// The name of the kernel's module, and its code.
@@ -183,6 +184,12 @@ impl Gemv {
     }
 }
 
+/// A format's name in the names of kernels.
+fn name(format: Format) -> String {
+    let kind = if format.has_minimum { "affine" } else { "symmetric" };
+    format!("{}_{}_{kind}", format.bits, format.group)
+}
+
 /// The module for a type, if there is one.
 pub(super) fn code(dtype: DType) -> Option<&'static str> {
     match dtype {
@@ -211,7 +218,7 @@ impl Codes<'_> {
     /// Fewer than of `rows * inner` elements, or an odd address.
     fn expect(&self, device: &CudaDevice, format: Format, rows: usize, inner: usize) -> Result<()> {
         expect("the codes", self.codes.len(), rows * inner * format.bits / 8)?;
-        expect("the scales", self.scales.len(), rows * inner / format.group * 2)?;
+        expect("the scales", self.scales.len(), rows * inner / format.group * format.numbers())?;
         if !address(self.codes, device).is_multiple_of(16) || !address(self.scales, device).is_multiple_of(4) {
             bail!("codes do not begin at a multiple of 16 bytes, or scales at one of 4")
         }
@@ -312,7 +319,7 @@ pub(super) fn dequantize<T: DeviceRepr>(
     }
     weight.expect(device, format, rows, columns)?;
     let Some(code) = code(dtype) else { bail!("no kernels for {dtype:?}") };
-    let name = format!("opara_dequantize_{}_{}_{}", format.bits, format.group, dtype.as_str());
+    let name = format!("opara_dequantize_{}_{}", name(format), dtype.as_str());
     let function = function(device, &name, &format!("quantized_{}", dtype.as_str()), code)?;
     let [numel, columns, rows] = [elements, columns, rows].map(|n| n as u32);
     let stream = device.cuda_stream();
@@ -352,7 +359,8 @@ mod tests {
     fn the_weight_decides_what_is_on_tensor_cores_and_how_sums_are_split() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         let new = |format, rows, columns, inner| Gemv::new(DType::F16, format, [rows, columns, inner], None, &hopper);
-        for format in [Format::FOUR, Format::EIGHT, Format::EIGHT_IN_SMALL_GROUPS] {
+        let eight = [Format::EIGHT, Format::EIGHT_AFFINE, Format::SMALL_GROUPS, Format::SMALL_GROUPS_AFFINE];
+        for format in [Format::FOUR].into_iter().chain(eight) {
             let small = if format == Format::FOUR { (8, 64) } else { (16, 128) };
             for (columns, inner, expected) in [(4096, 14_336, (8, 128)), (6144, 4096, (16, 132)), (2048, 2048, small)] {
                 for rows in 2..=8 {

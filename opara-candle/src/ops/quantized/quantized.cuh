@@ -9,6 +9,7 @@
 #pragma once
 #include "activation.cuh"
 #include "dependent.cuh"
+#include "groups.cuh"
 #include "rows.cuh"
 #include <cassert>
 
@@ -17,6 +18,8 @@ constexpr unsigned WARPS = 8;
 constexpr unsigned LOADS = 4;
 // Elements of x that a thread turns into codes at a time.
 constexpr unsigned TAKEN = 8;
+// Parts that a warp asks for ahead of what it multiplies: as many as there are registers for.
+template <unsigned R> constexpr unsigned AHEAD = R == 1 ? 2 : 1;
 
 // Codes of a row that a lane takes at a time, 16 bytes.
 template <unsigned BITS> constexpr unsigned CODES = 128 / BITS;
@@ -84,16 +87,16 @@ __device__ inline void stage(unsigned inner, unsigned padded, const T *x, const 
 }
 
 // The part of four rows of a weight that a lane takes at a time.
-struct Part {
+template <typename S> struct Part {
     int4 codes[LOADS];
-    __half2 scales[LOADS];
+    S scales[LOADS];
 };
 
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
 // `columns` rows further down. `splits` warps share them.
-template <typename T, unsigned BITS, unsigned GROUP, unsigned R, bool GATED>
+template <typename T, unsigned BITS, unsigned GROUP, typename S, unsigned R, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
-                            const T *x, const T *norm, const unsigned char *codes, const __half2 *scales, const T *bias,
+                            const T *x, const T *norm, const unsigned char *codes, const S *scales, const T *bias,
                             const T *residual, T *y) {
     constexpr unsigned RESULTS = GATED ? LOADS / 2 : LOADS, CHUNK = 32 * CODES<BITS>;
     extern __shared__ int4 dynamic[];
@@ -106,8 +109,12 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         return Staged{dynamic + r * (padded / 16), of_scales + r * (padded / 16)};
     };
 
-    auto ask = [&](unsigned base, unsigned part) {
-        Part asked{};
+    // What is asked for next: a part of the rows for some results.
+    unsigned asked_base = blockIdx.x * of_block, asked_part = 0;
+    auto ask = [&] {
+        const unsigned base = asked_base, part = asked_part;
+        if (++asked_part == parts) asked_part = 0, asked_base += step;
+        Part<S> asked{};
         const unsigned at = (part * splits + split) * CHUNK + lane * CODES<BITS>;
         if (base + set * RESULTS >= columns || at >= inner) return asked;
 #pragma unroll
@@ -122,8 +129,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     };
 
     let_the_next_begin();
-    const unsigned first = blockIdx.x * of_block;
-    Part next = ask(first, 0);
+    Part<S> next[AHEAD<R>];
+#pragma unroll
+    for (unsigned i = 0; i < AHEAD<R>; i++) next[i] = ask();
     wait_for_those_before();
     for (unsigned r = 0; r < R; r++) {
         if (r < rows) {
@@ -137,11 +145,13 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     }
     __syncthreads();
 
-    for (unsigned base = first, side = 0; base < columns; base += step, side ^= 1) {
+    for (unsigned base = blockIdx.x * of_block, side = 0; base < columns; base += step, side ^= 1) {
         float sum[R][LOADS] = {};
         for (unsigned part = 0; part < parts; part++) {
-            const Part now = next;
-            next = part + 1 < parts ? ask(base, part + 1) : ask(base + step, 0);
+            const Part<S> now = next[0];
+#pragma unroll
+            for (unsigned i = 1; i < AHEAD<R>; i++) next[i - 1] = next[i];
+            next[AHEAD<R> - 1] = ask();
             const unsigned chunk = part * splits + split;
             if (chunk >= chunks) continue;
             const unsigned sixteen = (chunk * CHUNK + lane * CODES<BITS>) / 16;
@@ -157,9 +167,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                         const int4 w = now.codes[l];
                         int all = __dp4a(w.x, xs.x, 0);
                         all = __dp4a(w.y, xs.y, all), all = __dp4a(w.z, xs.z, all), all = __dp4a(w.w, xs.w, all);
-                        const float2 of_w = __half22float2(now.scales[l]);
+                        const float2 of_w = scale_and_minimum(now.scales[l]);
                         sum[r][l] = fmaf(of_w.x * of_x.x, all, sum[r][l]);
-                        sum[r][l] = fmaf(of_w.y, of_x.y, sum[r][l]);
+                        if constexpr (HAS_MINIMUM<S>) sum[r][l] = fmaf(of_w.y, of_x.y, sum[r][l]);
                     }
                 } else {
                     const unsigned upper = place<BITS>(sixteen + 1, padded);
@@ -174,9 +184,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                         all = __dp4a(w.w & LOW, xs.w, all);
                         all = __dp4a(w.x >> 4 & LOW, more.x, all), all = __dp4a(w.y >> 4 & LOW, more.y, all);
                         all = __dp4a(w.z >> 4 & LOW, more.z, all), all = __dp4a(w.w >> 4 & LOW, more.w, all);
-                        const float2 of_w = __half22float2(now.scales[l]);
+                        const float2 of_w = scale_and_minimum(now.scales[l]);
                         sum[r][l] = fmaf(of_w.x * of_x.x, all, sum[r][l]);
-                        sum[r][l] = fmaf(of_w.y, sum_of_x, sum[r][l]);
+                        if constexpr (HAS_MINIMUM<S>) sum[r][l] = fmaf(of_w.y, sum_of_x, sum[r][l]);
                     }
                 }
             }
@@ -216,9 +226,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
 }
 
 // 16 bytes of codes as elements: of the weight's rows at `ids`, or of all.
-template <typename T, unsigned BITS, unsigned GROUP>
+template <typename T, unsigned BITS, unsigned GROUP, typename S>
 __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned rows, const unsigned *ids,
-                                  const unsigned char *codes, const __half2 *scales, T *y) {
+                                  const unsigned char *codes, const S *scales, T *y) {
     constexpr unsigned N = CODES<BITS>;
     const size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * N;
     if (first >= numel) return;
@@ -227,7 +237,7 @@ __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned row
     assert(row < rows);
     const size_t element = row * columns + first % columns;
     const Vec<unsigned char, 16> held = load<unsigned char, 16>(codes + element * BITS / 8);
-    const float2 scale = __half22float2(scales[element / GROUP]);
+    const float2 scale = scale_and_minimum(scales[element / GROUP]);
     T of[N];
 #pragma unroll
     for (unsigned n = 0; n < N; n++) {
@@ -244,30 +254,33 @@ __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned row
 }
 
 // The first argument counts the results.
-#define GEMV(T, NAME, BITS, GROUP, R)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_quantized_gemv_##BITS##_##GROUP##_##R##_##NAME(     \
-        unsigned numel, unsigned columns, unsigned inner, unsigned splits, float eps, const T *x, const T *norm,       \
-        const unsigned char *codes, const __half2 *scales, const T *bias, const T *residual, T *y) {                   \
-        gemv<T, BITS, GROUP, R, false>(numel / columns, columns, inner, splits, NONE, eps, x, norm, codes, scales,     \
-                                       bias, residual, y);                                                             \
+#define GEMV(T, NAME, BITS, GROUP, KIND, S, R)                                                                         \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)                                                        \
+        opara_quantized_gemv_##BITS##_##GROUP##_##KIND##_##R##_##NAME(unsigned numel, unsigned columns, unsigned inner, \
+            unsigned splits, float eps, const T *x, const T *norm, const unsigned char *codes, const S *scales,        \
+            const T *bias, const T *residual, T *y) {                                                                  \
+        gemv<T, BITS, GROUP, S, R, false>(numel / columns, columns, inner, splits, NONE, eps, x, norm, codes, scales,  \
+                                          bias, residual, y);                                                          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)                                                           \
-        opara_quantized_gated_gemv_##BITS##_##GROUP##_##R##_##NAME(unsigned numel, unsigned columns, unsigned inner,   \
-            unsigned splits, int activation, float eps, const T *x, const T *norm, const unsigned char *codes,         \
-            const __half2 *scales, const T *bias, T *y) {                                                              \
-        gemv<T, BITS, GROUP, R, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes,        \
-                                      scales, bias, nullptr, y);                                                       \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2)                                                        \
+        opara_quantized_gated_gemv_##BITS##_##GROUP##_##KIND##_##R##_##NAME(unsigned numel, unsigned columns,          \
+            unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *norm,                     \
+            const unsigned char *codes, const S *scales, const T *bias, T *y) {                                        \
+        gemv<T, BITS, GROUP, S, R, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes,     \
+                                         scales, bias, nullptr, y);                                                    \
     }
-#define OF_FORMAT(T, NAME, BITS, GROUP)                                                                                \
-    GEMV(T, NAME, BITS, GROUP, 1)                                                                                      \
-    GEMV(T, NAME, BITS, GROUP, 2)                                                                                      \
-    GEMV(T, NAME, BITS, GROUP, 4)                                                                                      \
-    GEMV(T, NAME, BITS, GROUP, 8)                                                                                      \
-    extern "C" __global__ void opara_dequantize_##BITS##_##GROUP##_##NAME(unsigned numel, unsigned columns,            \
-        unsigned rows, const unsigned *ids, const unsigned char *codes, const __half2 *scales, T *y) {                 \
-        dequantize<T, BITS, GROUP>(numel, columns, rows, ids, codes, scales, y);                                       \
+#define OF_FORMAT(T, NAME, BITS, GROUP, KIND, S)                                                                       \
+    GEMV(T, NAME, BITS, GROUP, KIND, S, 1)                                                                             \
+    GEMV(T, NAME, BITS, GROUP, KIND, S, 2)                                                                             \
+    GEMV(T, NAME, BITS, GROUP, KIND, S, 4)                                                                             \
+    GEMV(T, NAME, BITS, GROUP, KIND, S, 8)                                                                             \
+    extern "C" __global__ void opara_dequantize_##BITS##_##GROUP##_##KIND##_##NAME(unsigned numel, unsigned columns,   \
+        unsigned rows, const unsigned *ids, const unsigned char *codes, const S *scales, T *y) {                       \
+        dequantize<T, BITS, GROUP, S>(numel, columns, rows, ids, codes, scales, y);                                    \
     }
 #define QUANTIZED(T, NAME)                                                                                             \
-    OF_FORMAT(T, NAME, 4, 32)                                                                                          \
-    OF_FORMAT(T, NAME, 8, 32)                                                                                          \
-    OF_FORMAT(T, NAME, 8, 16)
+    OF_FORMAT(T, NAME, 4, 32, affine, Affine)                                                                          \
+    OF_FORMAT(T, NAME, 8, 32, affine, Affine)                                                                          \
+    OF_FORMAT(T, NAME, 8, 32, symmetric, Symmetric)                                                                    \
+    OF_FORMAT(T, NAME, 8, 16, affine, Affine)                                                                          \
+    OF_FORMAT(T, NAME, 8, 16, symmetric, Symmetric)

@@ -10,6 +10,7 @@
 #pragma once
 #include "activation.cuh"
 #include "dependent.cuh"
+#include "groups.cuh"
 #include "rows.cuh"
 #include "tensor.cuh"
 
@@ -19,8 +20,8 @@ constexpr unsigned ROWS = 16;
 // Of a row, 16 bytes of codes that a warp takes at a time, and elements.
 constexpr unsigned UNITS = 8;
 template <unsigned BITS> constexpr unsigned CHUNK = UNITS * 128 / BITS;
-// 16 bytes of scales beside them, each of four groups.
-template <unsigned BITS, unsigned GROUP> constexpr unsigned SCALES = CHUNK<BITS> / GROUP / 4;
+// Bytes of scales beside them: 8, 16 or 32.
+template <unsigned BITS, unsigned GROUP, typename S> constexpr unsigned SCALES = CHUNK<BITS> / GROUP * sizeof(S);
 // Elements of x that a warp turns into codes at a time, and how often it asks for so many at once.
 constexpr unsigned PIECE = 256, AT_ONCE = 4;
 // Bytes behind each row of codes of x, so that lanes that read eight rows at once read different banks.
@@ -101,12 +102,14 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, con
 
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
 // `columns` rows further down. `splits` warps share them.
-template <typename T, unsigned BITS, unsigned GROUP, bool GATED>
+template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
-                            const T *x, const T *norm, const unsigned char *codes, const __half2 *scales, const T *bias,
+                            const T *x, const T *norm, const unsigned char *codes, const S *scales, const T *bias,
                             const T *residual, T *y) {
-    constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, OF_SCALES = SCALES<BITS, GROUP>, GROUPS = CHUNK<BITS> / GROUP;
-    constexpr unsigned OF_WARP = ROWS * (UNITS + OF_SCALES);
+    constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, GROUPS = CHUNK<BITS> / GROUP, OF_SCALES = SCALES<BITS, GROUP, S>;
+    // What of a row's scales is copied at once, and how many times.
+    constexpr unsigned COPIED = OF_SCALES < 16 ? OF_SCALES : 16, COPIES = OF_SCALES / COPIED;
+    constexpr unsigned OF_WARP = ROWS * (UNITS * 16 + OF_SCALES) / 16;
     extern __shared__ uint4 dynamic[];
     // Sums of warps: of some results, while the ones before are added up.
     __shared__ float partial[2][WARPS][ROWS][8], factors[8];
@@ -141,9 +144,10 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
                 // Eight rows that lanes read at once lie in different banks.
                 copy_async(to + row * UNITS + (unit ^ row % 8), codes + element(row, at) * BITS / 8, at < inner);
             }
-            if (lane < ROWS * OF_SCALES) {
-                const unsigned at = chunk * CHUNK<BITS> + lane % OF_SCALES * 4 * GROUP;
-                copy_async(to + ROWS * UNITS + lane, scales + element(lane / OF_SCALES, at) / GROUP, at < inner);
+            if (lane < ROWS * COPIES) {
+                const unsigned at = chunk * CHUNK<BITS> + lane % COPIES * (COPIED / sizeof(S)) * GROUP;
+                char *of_lane = reinterpret_cast<char *>(to + ROWS * UNITS) + lane * COPIED;
+                copy_async<COPIED>(of_lane, scales + element(lane / COPIES, at) / GROUP, at < inner);
             }
         }
         commit();
@@ -189,24 +193,20 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
             __syncwarp();
             const unsigned chunk = part * splits + split;
             if (chunk < chunks && base + set * RESULTS < columns) {
-                const uint4 *from = ring + taken * WARPS * OF_WARP, *of_scales = from + ROWS * UNITS + lane / 4 * OF_SCALES;
+                const uint4 *from = ring + taken * WARPS * OF_WARP;
+                const S *of_scales = reinterpret_cast<const S *>(from + ROWS * UNITS) + lane / 4 * GROUPS;
                 // The lanes' addresses of 8 x 16 bytes: rows 0 to 7, rows 8 to 15, and both again in the next unit.
                 const uint4 *of_rows = from + lane % 16 * UNITS;
-                uint4 upper, lower;
+                Vec<S, 4> upper, lower;
                 auto add = [&](unsigned group, const int(&products)[4]) {
-                    if (group % 4 == 0) upper = of_scales[group / 4], lower = of_scales[8 * OF_SCALES + group / 4];
-                    const unsigned in_four = group % 4;
-                    auto of_four = [&](const uint4 &four) {
-                        const unsigned both = in_four == 0 ? four.x : in_four == 1 ? four.y : in_four == 2 ? four.z : four.w;
-                        return __half22float2(*reinterpret_cast<const __half2 *>(&both));
-                    };
-                    const float2 of_w[2] = {of_four(upper), of_four(lower)};
+                    if (group % 4 == 0) upper = load<S, 4>(of_scales + group), lower = load<S, 4>(of_scales + 8 * GROUPS + group);
+                    const float2 of_w[2] = {scale_and_minimum(upper.at[group % 4]), scale_and_minimum(lower.at[group % 4])};
                     const float4 of_x = of_pair[(chunk * GROUPS + group) * pairs];
 #pragma unroll
                     for (unsigned i = 0; i < 4; i++) {
                         const float product = __int_as_float(products[i]) - BIAS;
                         sum[i] = fmaf(of_w[i / 2].x * (i % 2 ? of_x.z : of_x.x), product, sum[i]);
-                        sum[i] = fmaf(of_w[i / 2].y, i % 2 ? of_x.w : of_x.y, sum[i]);
+                        if constexpr (HAS_MINIMUM<S>) sum[i] = fmaf(of_w[i / 2].y, i % 2 ? of_x.w : of_x.y, sum[i]);
                     }
                 };
 #pragma unroll
@@ -273,21 +273,24 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
 }
 
 // The first argument counts the results.
-#define GEMV(T, NAME, BITS, GROUP)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32) opara_quantized_gemv_##BITS##_##GROUP##_tensor_##NAME(    \
-        unsigned numel, unsigned columns, unsigned inner, unsigned splits, float eps, const T *x, const T *norm,       \
-        const unsigned char *codes, const __half2 *scales, const T *bias, const T *residual, T *y) {                   \
-        gemv<T, BITS, GROUP, false>(numel / columns, columns, inner, splits, NONE, eps, x, norm, codes, scales, bias,  \
-                                    residual, y);                                                                      \
+#define GEMV(T, NAME, BITS, GROUP, KIND, S)                                                                            \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                           \
+        opara_quantized_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,               \
+            unsigned inner, unsigned splits, float eps, const T *x, const T *norm, const unsigned char *codes,         \
+            const S *scales, const T *bias, const T *residual, T *y) {                                                 \
+        gemv<T, BITS, GROUP, S, false>(numel / columns, columns, inner, splits, NONE, eps, x, norm, codes, scales,     \
+                                       bias, residual, y);                                                             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                           \
-        opara_quantized_gated_gemv_##BITS##_##GROUP##_tensor_##NAME(unsigned numel, unsigned columns, unsigned inner,  \
-            unsigned splits, int activation, float eps, const T *x, const T *norm, const unsigned char *codes,         \
-            const __half2 *scales, const T *bias, T *y) {                                                              \
-        gemv<T, BITS, GROUP, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes, scales,   \
-                                   bias, nullptr, y);                                                                  \
+        opara_quantized_gated_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,         \
+            unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *norm,                     \
+            const unsigned char *codes, const S *scales, const T *bias, T *y) {                                        \
+        gemv<T, BITS, GROUP, S, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes,        \
+                                      scales, bias, nullptr, y);                                                       \
     }
 #define GEMVS(T, NAME)                                                                                                 \
-    GEMV(T, NAME, 4, 32)                                                                                               \
-    GEMV(T, NAME, 8, 32)                                                                                               \
-    GEMV(T, NAME, 8, 16)
+    GEMV(T, NAME, 4, 32, affine, Affine)                                                                               \
+    GEMV(T, NAME, 8, 32, affine, Affine)                                                                               \
+    GEMV(T, NAME, 8, 32, symmetric, Symmetric)                                                                         \
+    GEMV(T, NAME, 8, 16, affine, Affine)                                                                               \
+    GEMV(T, NAME, 8, 16, symmetric, Symmetric)

@@ -6,18 +6,18 @@ use half::f16;
 
 use super::blocks::{self, Format, Groups};
 
-/// A weight `(rows, columns)` whose elements are `scale * code + minimum`, with codes of 4 or 8 bits, and a scale and a minimum in f16
-/// for each group of 32 or 16 neighbours of a row.
+/// A weight `(rows, columns)` whose elements are `scale * code`, or `scale * code + minimum`, with codes of 4 or 8 bits, and a scale and
+/// a minimum in f16 for each group of 32 or 16 neighbours of a row.
 ///
 /// GGUF's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K become this without a change of their codes. An element takes 5 bits
-/// for those of 4 bits, 9 for those of 5 and 8, and 10 for Q6_K.
+/// for those of 4 bits, 8.5 for Q5_0 and Q8_0, and 9 for the others.
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     pub(super) format: Format,
     /// `(rows, columns * bits / 8)` of u8. Of each 32 codes of 4 bits, byte `i` has code `i` in its lower half and `i + 16` in its upper
     /// half. Codes of 8 bits are signed.
     pub(super) codes: Tensor,
-    /// `(rows, columns / group, 2)` of f16: scale and minimum.
+    /// `(rows, columns / group, 1 or 2)` of f16: a scale, and a minimum if the format has one.
     pub(super) scales: Tensor,
 }
 
@@ -27,7 +27,7 @@ impl QuantizedWeight {
         blocks::format(dtype).map(|format| format.bytes(elements))
     }
 
-    /// One weight of the rows of several, in their order. Weights of different types take the codes of 8 bits in groups of 16.
+    /// One weight of the rows of several, in their order. Weights of different types take codes of 8 bits in groups of 16, 10 bits an element.
     ///
     /// # Errors
     /// Weights that are no matrices, of different or odd lengths of rows (a multiple of 32 is needed), or of a type that
@@ -48,7 +48,7 @@ impl QuantizedWeight {
         Ok(Self {
             format,
             codes: Tensor::from_vec(codes, (rows, columns * format.bits / 8), device)?,
-            scales: Tensor::from_vec(scales, (rows, columns / format.group, 2), device)?,
+            scales: Tensor::from_vec(scales, (rows, columns / format.group, format.numbers()), device)?,
         })
     }
 

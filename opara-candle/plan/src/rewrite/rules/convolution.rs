@@ -1,5 +1,6 @@
 //! Convolutions by the fastest library and algorithm.
 
+use super::epilogue::is_depthwise;
 use super::{Better, Facts};
 use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Step};
 use crate::trace::{Dim, Function};
@@ -11,6 +12,25 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let [_, _, h, w] = node.operands.first()?.dims[..] else { return None };
     let compute = Compute::FusedConvolution(Convolution::new(window.square([h.len, w.len])?));
     node.element.is_float().then(|| Better { node: Node { compute, ..node.clone() }, saved: 0 })
+}
+
+/// Lets `max(x, 0)` that only a convolution of each channel by itself reads be part of it.
+pub(super) fn of_relu(facts: &Facts, at: usize) -> Option<Better> {
+    let node = facts.node(at);
+    let (Compute::FusedConvolution(of), [image, others @ ..]) = (&node.compute, &node.operands[..]) else {
+        return None;
+    };
+    let relu = facts.only(image)?;
+    let x = facts.unary(relu, "relu")?;
+    if of.of_relu || !is_depthwise(node, of) || !x.is_run_of(image.len()) || !facts.have_type_of(facts.node(relu), [x])
+    {
+        return None;
+    }
+    let compute = Compute::FusedConvolution(Convolution { of_relu: true, ..of.clone() });
+    let x = Operand { dims: image.dims.clone(), ..x.clone() };
+    let operands = std::iter::once(x).chain(others.iter().cloned()).collect();
+    let saved = facts.node(relu).launches;
+    Some(Better { node: Node { compute, operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
 /// Lets a convolution of images of one pixel, with a bias, be a product: its weight is read once for all of them.

@@ -55,7 +55,7 @@ fn bare<'a>(facts: &'a Facts, at: usize) -> Option<(&'a Node, &'a Convolution)> 
 }
 
 /// Whether each group has one channel.
-fn is_depthwise(node: &Node, of: &Convolution) -> bool {
+pub(super) fn is_depthwise(node: &Node, of: &Convolution) -> bool {
     let [_, channels, ..] = node.operands[0].dims[..] else { return false };
     of.window.groups > 1 && of.window.groups == channels.len
 }

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_in_f32;
+mod concat;
 mod convolution;
 mod copied_heads;
 mod epilogue;
@@ -80,6 +81,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-padding", at: padding::at },
     // What is around an image that is pooled, and is never a maximum or is zeros of a mean: padding of the pool.
     Rule { name: "pool-padding", at: pool::at },
+    // `max(x, 0)` of what is convolved, each channel by itself: part of the convolution.
+    Rule { name: "convolution-of-relu", at: convolution::of_relu },
     // A transposed convolution, and what is added to each of its channels: an ordinary one.
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
     // Nearest upsampling: the same in any layout.
@@ -108,6 +111,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
     Rule { name: "product-concat", at: product_concat::at },
+    // `max(x, 0)` of a concatenation: part of it.
+    Rule { name: "concat-relu", at: concat::relu },
     // Two products of one operand, an activation of one times the other: one of both.
     Rule { name: "gated-unit", at: gated::at },
     // An activation behind a product with a weight: part of it.

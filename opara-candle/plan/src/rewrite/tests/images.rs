@@ -184,3 +184,51 @@ fn silu_becomes_part_of_a_convolution_of_each_channel_by_itself() {
     let mut graph = regions(&swish(false))[0].graph.clone();
     assert_eq!(names(&mut graph), ["convolution", "convolution-norm"]);
 }
+
+/// Convolutions of each of six channels by itself, of `max(x, 0)`, and `max(x, 0)` of them beside the input.
+fn cell() -> Trace {
+    let mut maker = Maker(depthwise(6, 80));
+    let x = maker.0.ops[0].meaning.as_ref().unwrap().reads[0].buffer;
+    let relu = maker.buffer(96, Role::Intermediate);
+    let ops = std::mem::take(&mut maker.0.ops);
+    maker.op(Function::Unary("relu".into()), vec![all(x, 96)], all(relu, 96));
+    for op in ops {
+        let Meaning { function, mut reads, writes } = *op.meaning.unwrap();
+        reads.iter_mut().filter(|read| read.buffer == x).for_each(|read| read.buffer = relu);
+        maker.op(function, reads, writes.unwrap());
+    }
+    let y = maker.0.ops.last().unwrap().meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
+    maker.0.buffers[y].role = Role::Intermediate;
+    let both = maker.buffer(192, Role::Intermediate);
+    for (at, part) in [x, y].into_iter().enumerate() {
+        maker.op(
+            Function::Copy,
+            vec![view(part, 0, &[(1, 96), (96, 1)])],
+            view(both, at as u64 * 96, &[(1, 192), (96, 1)]),
+        );
+    }
+    let y = maker.made(Function::Unary("relu".into()), vec![all(both, 192)], 192);
+    maker.output(y);
+    maker.0
+}
+
+#[test]
+fn relu_becomes_part_of_what_reads_and_of_what_concatenates() {
+    let mut graph = regions(&cell())[0].graph.clone();
+    assert_eq!(names(&mut graph), ["grouped-convolution", "convolution-of-relu", "concat-relu"]);
+    assert_eq!(last(&graph).compute, Compute::ConcatRelu { rows: 1, widths: vec![96; 2] });
+    let live: Vec<usize> = (0..graph.nodes.len()).filter(|&at| graph.live()[at]).collect();
+    let [convolution, _] = live[..] else { panic!("{graph:?}") };
+    let Compute::FusedConvolution(of) = &graph.nodes[convolution].compute else { panic!("{graph:?}") };
+    assert!(of.of_relu);
+    let x = &graph.nodes[convolution].operands[0];
+    assert_eq!((x.value, dims(x)), (Value::Input(0), vec![(1, 96), (6, 16), (4, 4), (4, 1)]));
+}
+
+#[test]
+fn relu_that_is_read_elsewhere_stays() {
+    let mut trace = cell();
+    let relu = trace.ops[0].meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
+    trace.buffers[relu].role = Role::Output(1);
+    assert_eq!(names(&mut regions(&trace)[0].graph.clone()), ["grouped-convolution", "concat-relu"]);
+}
