@@ -74,7 +74,7 @@ fn shipped(name: &str) -> Option<Shipped> {
             |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         let waits = entry.before_wait().is_some();
-        Some(Shipped { effects, parameters: entry.parameters, module: entry.module, waits })
+        Some(Shipped { effects, parameters: entry.parameters, module: entry.hash(), waits })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);
     proven

@@ -3,7 +3,7 @@
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cuda::driver::kernels::ptx as ours;
+use crate::cuda::driver::kernels::{alone, ptx as ours};
 
 /// A kernel.
 pub(super) struct Entry {
@@ -12,11 +12,21 @@ pub(super) struct Entry {
     pub parameters: usize,
     /// Its PTX after the parameter list.
     pub code: &'static str,
-    /// The XXH3 hash of its module's text.
-    pub module: u64,
+    /// Its module's text, as the build compiled it.
+    module: &'static str,
+    /// Whether it is this library's, and loaded alone.
+    is_own: bool,
 }
 
 impl Entry {
+    /// The XXH3 hash of the text that it is loaded from.
+    pub fn hash(&self) -> u64 {
+        match self.is_own {
+            true => xxh3_64(alone(self.name, self.module).as_bytes()),
+            false => xxh3_64(self.module.as_bytes()),
+        }
+    }
+
     /// The code before the kernel waits for its predecessors; `None` if it does not wait.
     pub fn before_wait(&self) -> Option<&'static str> {
         self.code.split_once("griddepcontrol.wait").map(|(before, _)| before)
@@ -27,13 +37,12 @@ impl Entry {
 pub(super) fn entries() -> impl Iterator<Item = Entry> {
     [AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY]
         .into_iter()
-        .map(|module| module.ptx())
-        .chain(ours::OPERATORS.iter().copied())
-        .map(|text| (xxh3_64(text.as_bytes()), text))
-        .flat_map(|(module, text)| text.split(".entry ").skip(1).map(move |entry| (module, entry)))
-        .filter_map(|(module, entry)| {
+        .map(|module| (module.ptx(), false))
+        .chain(ours::OPERATORS.iter().map(|text| (*text, true)))
+        .flat_map(|(module, is_own)| module.split(".entry ").skip(1).map(move |entry| (module, is_own, entry)))
+        .filter_map(|(module, is_own, entry)| {
             let (name, rest) = entry.split_once('(')?;
             let (parameters, code) = rest.split_once(')')?;
-            Some(Entry { name, parameters: parameters.matches(".param").count(), code, module })
+            Some(Entry { name, parameters: parameters.matches(".param").count(), code, module, is_own })
         })
 }

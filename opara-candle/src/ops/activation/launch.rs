@@ -32,7 +32,7 @@ pub(super) fn bias_act<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), "activation", ptx::ACTIVATION)?;
+    let function = function(device, &format!("opara_bias_act_{}", dtype.as_str()), ptx::ACTIVATION)?;
     let (numel, columns) = (of.elements() as u32, of.columns() as u32);
     let activation = activation.code();
     let stream = device.cuda_stream();

@@ -23,7 +23,7 @@ pub(super) fn advance<T: DeviceRepr>(
         return Ok(());
     }
     let Ok(numel) = i32::try_from(elements) else { bail!("{elements} counters are more than the kernel counts") };
-    let function = function(device, &format!("opara_advance_{}", dtype.as_str()), "advance", ptx::ADVANCE)?;
+    let function = function(device, &format!("opara_advance_{}", dtype.as_str()), ptx::ADVANCE)?;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
     launch.arg(&numel).arg(&by).arg(counter);

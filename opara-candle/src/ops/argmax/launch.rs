@@ -25,7 +25,7 @@ pub(super) fn argmax<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_argmax_{}", dtype.as_str()), "argmax", ptx::ARGMAX)?;
+    let function = function(device, &format!("opara_argmax_{}", dtype.as_str()), ptx::ARGMAX)?;
     let (rows, columns) = (of.rows() as u32, of.columns() as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

@@ -86,7 +86,7 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
         bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
     }
     let name = format!("opara_attention_{}{dim}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
-    let function = function(device, &name, "attention", ptx::ATTENTION)?;
+    let function = function(device, &name, ptx::ATTENTION)?;
     let sizes = [queries, keys, heads, heads / of_keys].map(|n| n as u32);
     let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();
     let strides: Vec<u32> = strides.into_iter().map(|n| n as u32).collect();

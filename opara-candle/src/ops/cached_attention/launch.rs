@@ -140,16 +140,16 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(tables);
     expect_aligned(addresses, sizes)?;
     let plain = match dtype {
-        DType::F16 => ("cached_attention_f16", ptx::CACHED_ATTENTION_F16),
-        DType::BF16 => ("cached_attention_bf16", ptx::CACHED_ATTENTION_BF16),
-        _ => ("cached_attention_f32", ptx::CACHED_ATTENTION_F32),
+        DType::F16 => ptx::CACHED_ATTENTION_F16,
+        DType::BF16 => ptx::CACHED_ATTENTION_BF16,
+        _ => ptx::CACHED_ATTENTION_F32,
     };
-    let capabilities = Capabilities::of(device, plain.1)?;
+    let capabilities = Capabilities::of(device, plain)?;
     let blocks = split.blocks(capabilities.has_clusters());
     let tensor = sizes.on_tensor_cores(blocks, &capabilities);
-    let (module, code) = match (tensor, dtype) {
-        (Some(_), DType::F16) => ("cached_attention_tensor_f16", ptx::CACHED_ATTENTION_TENSOR_F16),
-        (Some(_), _) => ("cached_attention_tensor_bf16", ptx::CACHED_ATTENTION_TENSOR_BF16),
+    let code = match (tensor, dtype) {
+        (Some(_), DType::F16) => ptx::CACHED_ATTENTION_TENSOR_F16,
+        (Some(_), _) => ptx::CACHED_ATTENTION_TENSOR_BF16,
         (None, _) => plain,
     };
     let shape = match tensor {
@@ -157,7 +157,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         // Two blocks of a multiprocessor where there are more than an H100 has of these.
         None => split.name() + if kv_heads * batch * blocks as usize > 132 { "_twice" } else { "" },
     };
-    let function = function(device, &format!("opara_cached_attention_{shape}_{}", dtype.as_str()), module, code)?;
+    let function = function(device, &format!("opara_cached_attention_{shape}_{}", dtype.as_str()), code)?;
     if let Some(of) = tensor {
         // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
         allow_shared(&function, capabilities.shared_beside(of.fixed_shared()))?;

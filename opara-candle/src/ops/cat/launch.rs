@@ -37,7 +37,7 @@ pub(super) fn cat<T: DeviceRepr>(
         2 => "i16",
         _ => "u8",
     };
-    let function = function(device, &format!("opara_cat_{name}"), "cat", ptx::CAT)?;
+    let function = function(device, &format!("opara_cat_{name}"), ptx::CAT)?;
     let (units, row) = (rows * row * element / unit, (row * element / unit) as u32);
     let mut widths: Vec<u32> = widths.iter().map(|width| (width * element / unit) as u32).collect();
     widths.resize(MAX_PARTS, 0);
@@ -79,7 +79,7 @@ pub(super) fn cat_sums<T: DeviceRepr>(
     let element = std::mem::size_of::<T>();
     let neighbours = (unit(widths, element, addresses) / element).max(1);
     let name = format!("opara_cat_sums_{neighbours}_{}", dtype.as_str());
-    let function = function(device, &name, "cat", ptx::CAT)?;
+    let function = function(device, &name, ptx::CAT)?;
     let (numel, row, relu) = (rows * row, row as u32, i32::from(relu));
     let mut widths: Vec<u32> = widths.iter().map(|&width| width as u32).collect();
     widths.resize(MAX_PARTS, 0);

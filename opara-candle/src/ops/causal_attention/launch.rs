@@ -112,7 +112,7 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     let is_split = sizes.is_split() && Capabilities::of(device, code)?.has_clusters();
     let (shape, blocks) = if is_split { ("_split", SHARES) } else { ("", 1) };
     let name = format!("opara_causal_attention_{head_dim}{shape}_{}", dtype.as_str());
-    let function = function(device, &name, &format!("causal_attention_{}", dtype.as_str()), code)?;
+    let function = function(device, &name, code)?;
     let numbers = [sizes.numel(), tokens, heads, heads / kv_heads, capacity, end, window.unwrap_or(0)];
     let numbers = numbers.map(|n| n as u32);
     let stream = device.cuda_stream();

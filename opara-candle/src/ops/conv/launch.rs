@@ -46,7 +46,7 @@ pub(super) fn depthwise<T: DeviceRepr>(
     let addresses = [x, weight, bias].map(|operand| address(operand, device));
     let (variant, threads) = variant(plane, kernel, config, dtype.size_in_bytes(), &addresses);
     let name = format!("opara_depthwise_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, "depthwise", ptx::DEPTHWISE)?;
+    let function = function(device, &name, ptx::DEPTHWISE)?;
     let numel = plane.results();
     let p = config.padding;
     let sizes = [plane.channels(), plane.from().0, plane.from().1, plane.to().0, plane.to().1, kernel.0, kernel.1];

@@ -34,7 +34,7 @@ pub(super) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     expect("the ids", ids.len(), of.elements() / of.columns())?;
     expect("the table", table.len(), rows.saturating_mul(of.columns()))?;
     let name = format!("opara_embedding_{}_{}", I::DTYPE.as_str(), dtype.as_str());
-    let function = function(device, &name, "embedding", ptx::EMBEDDING)?;
+    let function = function(device, &name, ptx::EMBEDDING)?;
     let (numel, columns) = (of.elements() as u32, of.columns() as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

@@ -128,14 +128,14 @@ impl Gemv {
         }
     }
 
-    /// The name of the kernel's module, and its code.
-    fn module(&self) -> (&'static str, &'static str) {
+    /// The module that has the kernel.
+    fn module(&self) -> &'static str {
         match (self.dtype, self.is_on_tensor_cores()) {
-            (DType::F16, false) => ("gemv_f16", ptx::GEMV_F16),
-            (DType::F16, true) => ("gemv_tensor_f16", ptx::GEMV_TENSOR_F16),
-            (DType::BF16, false) => ("gemv_bf16", ptx::GEMV_BF16),
-            (DType::BF16, true) => ("gemv_tensor_bf16", ptx::GEMV_TENSOR_BF16),
-            _ => ("gemv_f32", ptx::GEMV_F32),
+            (DType::F16, false) => ptx::GEMV_F16,
+            (DType::F16, true) => ptx::GEMV_TENSOR_F16,
+            (DType::BF16, false) => ptx::GEMV_BF16,
+            (DType::BF16, true) => ptx::GEMV_TENSOR_BF16,
+            _ => ptx::GEMV_F32,
         }
     }
 
@@ -230,8 +230,8 @@ pub(super) fn gemv<T: DeviceRepr>(
         Epilogue::Added(activation) => ("gemv", activation.code()),
         Epilogue::Gated(activation) => ("gated_gemv", activation.code()),
     };
-    let (rows, name, (module, code)) = (of.kernel(), of.dtype.as_str(), of.module());
-    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), module, code)?;
+    let (rows, name, code) = (of.kernel(), of.dtype.as_str(), of.module());
+    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), code)?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
     allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
     let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);

@@ -147,7 +147,7 @@ impl Groups {
         }
         let layout = if channels_last { "nhwc" } else { "nchw" };
         let name = format!("opara_{name}_{layout}{vector}_{}", dtype.as_str());
-        function(device, &name, "group_norm", ptx::GROUP_NORM)
+        function(device, &name, ptx::GROUP_NORM)
     }
 
     /// Sizes as the kernels take them: groups, channels of each, pixels, pixels or vectors of a part.

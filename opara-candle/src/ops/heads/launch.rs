@@ -69,7 +69,7 @@ pub(super) fn split_heads<T: DeviceRepr>(
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), "heads", ptx::HEADS)?;
+    let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), ptx::HEADS)?;
     let sizes = [of.elements(), of.seq, of.heads, of.dim, of.pitch].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

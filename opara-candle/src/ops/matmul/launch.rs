@@ -50,7 +50,7 @@ impl Tile {
     /// A failed driver call.
     pub fn function(self, device: &CudaDevice, kind: &str, of: &Matmul) -> Result<(CudaFunction, LaunchConfig)> {
         let name = format!("opara_{kind}_{}x{COLUMNS}_by{}_f32", self.rows(), self.splits);
-        let function = function(device, &name, "matmul", ptx::MATMUL)?;
+        let function = function(device, &name, ptx::MATMUL)?;
         let shared = self.shared();
         allow_shared(&function, shared)?;
         let blocks = [of.columns.div_ceil(COLUMNS), of.rows.div_ceil(self.rows()), self.splits].map(|n| n as u32);

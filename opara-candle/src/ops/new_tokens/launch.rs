@@ -91,7 +91,7 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(table);
     expect_aligned(addresses, sizes)?;
     let name = format!("opara_new_tokens_{lanes}_{}", dtype.as_str());
-    let function = function(device, &name, "new_tokens", ptx::NEW_TOKENS)?;
+    let function = function(device, &name, ptx::NEW_TOKENS)?;
     let numbers = [numel, tokens, heads, kv_heads, head_dim, pairs, positions, capacity].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

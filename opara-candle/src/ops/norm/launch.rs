@@ -22,7 +22,7 @@ fn kernel<T: DeviceRepr>(
     let is_short = of.columns().is_multiple_of(wide) && of.columns() <= MAX_THREADS * wide;
     let are_aligned = operands.iter().flatten().all(|operand| address(operand, device).is_multiple_of(16));
     let short = if is_short && are_aligned { "short_" } else { "" };
-    function(device, &format!("opara_{name}_{short}{}", dtype.as_str()), "norm", ptx::NORM)
+    function(device, &format!("opara_{name}_{short}{}", dtype.as_str()), ptx::NORM)
 }
 
 /// Layer norm of the rows of `x + bias + residual` into `y`.

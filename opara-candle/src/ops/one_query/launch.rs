@@ -79,7 +79,7 @@ pub(super) fn one_query<T: DeviceRepr>(
         _ => ptx::ONE_QUERY_F32,
     };
     let name = format!("opara_one_query_attention_{}_{}", split.name(), dtype.as_str());
-    let function = function(device, &name, &format!("one_query_{}", dtype.as_str()), code)?;
+    let function = function(device, &name, code)?;
     let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
     let ([q_item, q_head, _], [k_item, k_head, k_place]) = (of_q.strides(), of_k.strides());
     let [v_item, v_head, v_place] = of_v.strides();

@@ -68,7 +68,7 @@ pub(super) fn pool<T: DeviceRepr>(
     }
     let (variant, threads) = variant(plane, windows, dtype.size_in_bytes(), &[address(x, device)]);
     let name = format!("opara_pool_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, "pool", ptx::POOL)?;
+    let function = function(device, &name, ptx::POOL)?;
     let numel = plane.results();
     let sizes = [plane.channels(), h, w, plane.to().0, plane.to().1, windows.kernel, windows.stride].map(|n| n as i32);
     let integers = sizes.into_iter().chain(windows.edges).chain([i32::from(windows.count_padding)]).collect::<Vec<_>>();
@@ -150,7 +150,7 @@ pub(super) fn plane_sums<T: DeviceRepr>(
         (true, _) => ("channels", images, channels, 1, LANES),
     };
     let name = format!("opara_plane_sums_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, "plane_sums", ptx::PLANE_SUMS)?;
+    let function = function(device, &name, ptx::PLANE_SUMS)?;
     // A thread sums some pixels, so that it can have their loads under way together.
     let threads = (lanes * (pixels / 8).max(1).next_power_of_two()).clamp(32, 1024) as u32;
     let blocks = (images * channels.div_ceil(of_thread * lanes)) as u32;

@@ -96,18 +96,14 @@ impl Gemv {
         format!("opara_{kind}_{}_{rows}_{}", name(self.format), self.dtype.as_str())
     }
 
-    /// The name of the kernel's module, and its code.
-    fn module(&self) -> Option<(String, &'static str)> {
-        let name = self.dtype.as_str();
-        if self.ahead.is_none() {
-            return Some((format!("quantized_{name}"), code(self.dtype)?));
+    /// The module that has the kernel.
+    fn module(&self) -> Option<&'static str> {
+        match (self.ahead, self.dtype) {
+            (None, dtype) => code(dtype),
+            (Some(_), DType::F16) => Some(ptx::QUANTIZED_TENSOR_F16),
+            (Some(_), DType::BF16) => Some(ptx::QUANTIZED_TENSOR_BF16),
+            (Some(_), _) => Some(ptx::QUANTIZED_TENSOR_F32),
         }
-        let code = match self.dtype {
-            DType::F16 => ptx::QUANTIZED_TENSOR_F16,
-            DType::BF16 => ptx::QUANTIZED_TENSOR_BF16,
-            _ => ptx::QUANTIZED_TENSOR_F32,
-        };
-        Some((format!("quantized_tensor_{name}"), code))
     }
 
     /// Elements of a row that a warp takes at a time.
@@ -260,8 +256,8 @@ pub(super) fn gemv<T: DeviceRepr>(
     if !address(weight.scales, device).is_multiple_of(16) {
         bail!("scales of {of:?} do not begin at a multiple of 16 bytes")
     }
-    let Some((module, code)) = of.module() else { bail!("no kernels for {of:?}") };
-    let function = function(device, &of.kernel(), &module, code)?;
+    let Some(code) = of.module() else { bail!("no kernels for {of:?}") };
+    let function = function(device, &of.kernel(), code)?;
     // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
     allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
     let sizes = [rows * columns, columns, inner, of.splits()].map(|n| n as u32);
@@ -320,7 +316,7 @@ pub(super) fn dequantize<T: DeviceRepr>(
     weight.expect(device, format, rows, columns)?;
     let Some(code) = code(dtype) else { bail!("no kernels for {dtype:?}") };
     let name = format!("opara_dequantize_{}_{}", name(format), dtype.as_str());
-    let function = function(device, &name, &format!("quantized_{}", dtype.as_str()), code)?;
+    let function = function(device, &name, code)?;
     let [numel, columns, rows] = [elements, columns, rows].map(|n| n as u32);
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

@@ -40,7 +40,7 @@ pub(super) fn sample<T: DeviceRepr>(
     if rows * vocab == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_sample_{}", dtype.as_str()), "sample", ptx::SAMPLE)?;
+    let function = function(device, &format!("opara_sample_{}", dtype.as_str()), ptx::SAMPLE)?;
     // A cluster of them has a row, where the code has any.
     let shares = if Capabilities::of(device, ptx::SAMPLE)?.has_clusters() { 8 } else { 1 };
     let (rows, vocab, own) = (rows as u32, vocab as u32, u32::from(has_own_positions));
@@ -73,7 +73,7 @@ pub(super) fn mark(
     if rows * vocab == 0 {
         return Ok(());
     }
-    let function = function(device, "opara_mark_u8", "sample", ptx::SAMPLE)?;
+    let function = function(device, "opara_mark_u8", ptx::SAMPLE)?;
     let sizes = [rows as u32, vocab as u32];
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

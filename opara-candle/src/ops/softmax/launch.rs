@@ -36,7 +36,7 @@ pub(super) fn softmax<T: DeviceRepr>(
     let once = config.block_dim.0 as usize * wide(dtype);
     let length = if of.columns() <= once { "short" } else { "long" };
     let name = format!("opara_softmax_{length}_{}", dtype.as_str());
-    let function = function(device, &name, "softmax", ptx::SOFTMAX)?;
+    let function = function(device, &name, ptx::SOFTMAX)?;
     let rows = of.elements() / of.columns();
     let sizes = [of.columns(), dims[1], dims[2], strides[0], strides[1], strides[2]].map(|n| n as u32);
     let stream = device.cuda_stream();

@@ -58,7 +58,7 @@ pub(super) fn space_to_depth<T: DeviceRepr>(
         return Ok(());
     }
     let name = format!("opara_space_to_depth_nhwc_{}", dtype.as_str());
-    let function = function(device, &name, "space_to_depth", ptx::SPACE_TO_DEPTH)?;
+    let function = function(device, &name, ptx::SPACE_TO_DEPTH)?;
     let (top, left) = squares.before;
     let sizes = [squares.side, top, left, rows, columns, depth, channels, h, w].map(|n| n as i32);
     let stream = device.cuda_stream();

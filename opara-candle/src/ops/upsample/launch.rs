@@ -29,7 +29,7 @@ pub(super) fn upsample<T: DeviceRepr>(
     let fits = |&n: &usize| plane.is_aligned(n, dtype.size_in_bytes(), &[address(x, device)]);
     let (variant, threads) = plane.variant([8, 4, 2].into_iter().find(fits));
     let name = format!("opara_upsample_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, "upsample", ptx::UPSAMPLE)?;
+    let function = function(device, &name, ptx::UPSAMPLE)?;
     let sizes = [plane.channels(), from.0, from.1, to.0, to.1].map(|n| n as i32);
     let scales = [from.0 as f64 / to.0 as f64, from.1 as f64 / to.1 as f64];
     let stream = device.cuda_stream();

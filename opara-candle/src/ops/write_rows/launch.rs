@@ -49,7 +49,7 @@ pub(super) fn write_rows<T: DeviceRepr>(
         2 => "i16",
         _ => "u8",
     };
-    let function = function(device, &format!("opara_write_rows_{name}"), "write_rows", ptx::WRITE_ROWS)?;
+    let function = function(device, &format!("opara_write_rows_{name}"), ptx::WRITE_ROWS)?;
     let units = |elements: usize| (elements * element / unit) as u32;
     let sizes = [outers as u32, len as u32, units(width), rows as u32, outer[1] as u32, outer[2] as u32];
     let from = [outer_strides[0], outer_strides[1], outer_strides[2], row_stride].map(units);

@@ -1,5 +1,6 @@
 //! Shared parts of kernel launches: loading code, allocating results, and passing arguments.
 
+mod alone;
 pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
 pub(in crate::cuda) mod fused;
@@ -14,6 +15,7 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
+pub(in crate::cuda) use self::alone::alone;
 pub(crate) use self::capabilities::Capabilities;
 pub(in crate::cuda) use self::store::store;
 pub(crate) use self::store::Word;
@@ -29,12 +31,12 @@ pub(crate) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Res
     unsafe { device.alloc::<T>(elements) }
 }
 
-/// Loads the kernel `name` of `module` on the device.
+/// Loads the kernel `name` of the PTX module `code` on the device, without the module's other kernels.
 ///
 /// # Errors
 /// Code that does not run on the device, or has no such kernel.
-pub(crate) fn function(device: &CudaDevice, name: &str, module: &str, code: &str) -> Result<CudaFunction> {
-    match device.get_or_load_custom_func(name, &format!("opara_{module}"), code) {
+pub(crate) fn function(device: &CudaDevice, name: &str, code: &str) -> Result<CudaFunction> {
+    match device.get_or_load_custom_func(name, name, &alone(name, code)) {
         Ok(function) => Ok(function.into_cuda_function()),
         Err(error) => match Capabilities::of(device, code)?.refusal() {
             Some(refusal) => bail!("{refusal} ({error})"),

@@ -40,7 +40,7 @@ pub(in crate::cuda) fn store<T: Word>(
     let elements = from.len();
     expect("the host's memory", to.len(), elements)?;
     let Ok(numel) = i32::try_from(elements) else { bail!("{elements} elements are more than the kernel counts") };
-    let function = function(device, "opara_store_u32", "store", ptx::STORE)?;
+    let function = function(device, "opara_store_u32", ptx::STORE)?;
     let to = to.as_mut_ptr().w()? as u64;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);

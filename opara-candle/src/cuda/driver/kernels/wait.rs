@@ -12,7 +12,7 @@ use super::{blocks, function};
 /// # Errors
 /// A failed launch.
 pub(crate) fn wait(device: &CudaDevice, microseconds: u64) -> Result<()> {
-    let function = function(device, "opara_wait", "wait", ptx::WAIT)?;
+    let function = function(device, "opara_wait", ptx::WAIT)?;
     let nanoseconds = microseconds * 1000;
     let stream = device.cuda_stream();
     let mut launch = stream.launch_builder(&function);
