@@ -121,30 +121,60 @@ fn products_with_few_rows_are_those_of_codes_of_eight_bits() -> Result<()> {
     Ok(())
 }
 
-/// Rows whose scales 16 bytes do not divide are not on tensor cores; long ones leave little room beside them.
+/// Rows whose scales cannot be copied together are not on tensor cores; long ones leave little room beside them.
 #[test]
 fn odd_and_long_rows_are_products_of_codes_too() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (columns, inner, to) in [
         (40, 992, GgmlDType::Q4_0),
         (40, 992, GgmlDType::Q8_0),
+        // Rows of scales that begin at multiples of 8 bytes, and of 16.
+        (40, 896, GgmlDType::Q8_0),
+        (40, 896, GgmlDType::Q5_1),
         (24, 14_336, GgmlDType::Q4_0),
         (24, 14_336, GgmlDType::Q8_0),
         (24, 14_336, GgmlDType::Q6K),
         (24, 17_920, GgmlDType::Q6K),
     ] {
         let weight = QTensor::quantize(&(waves(3, (columns, inner))? * (inner as f64).powf(-0.5))?, to)?;
-        let expanded = QuantizedWeight::new(&[&weight], CPU)?.dequantize(DType::F32)?;
-        let weight = QuantizedWeight::new(&[&weight], &device)?;
-        let all = waves(1, (8, inner))?;
-        let of_all = ops::quantized_linear(&all.to_device(&device)?, None, &weight, None, None)?.to_device(CPU)?;
-        assert_near(&of_all, &product(&all, None, &expanded)?, 3e-5, format!("{columns} by {inner}, {to:?}"));
-        // One row alone has another kernel.
-        for rows in 2..8 {
-            let x = all.narrow(0, 8 - rows, rows)?.contiguous()?.to_device(&device)?;
-            let got = ops::quantized_linear(&x, None, &weight, None, None)?.to_device(CPU)?;
-            let expected = of_all.narrow(0, 8 - rows, rows)?.contiguous()?;
-            assert!(same_bits(&got, &expected)?, "{rows} rows of {inner}, {to:?}, beside others and alone");
+        few_rows_agree(&[&weight], format!("{columns} by {inner}, {to:?}"), &device)?;
+    }
+    Ok(())
+}
+
+/// As the products for queries, keys and values are in some files.
+#[test]
+fn weights_of_several_types_are_one_product() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weight =
+        |seed, inner: usize, to| QTensor::quantize(&(waves(seed, (24, inner))? * (inner as f64).powf(-0.5))?, to);
+    for (inner, types) in [
+        (768, [GgmlDType::Q4K, GgmlDType::Q6K]),
+        (1024, [GgmlDType::Q8_0, GgmlDType::Q6K]),
+        (896, [GgmlDType::Q5_1, GgmlDType::Q8_0]),
+    ] {
+        let [first, second] = [weight(3, inner, types[0])?, weight(4, inner, types[1])?];
+        few_rows_agree(&[&first, &second], format!("{types:?} of {inner}"), &device)?;
+    }
+    Ok(())
+}
+
+/// Products with one to eight rows are near those of the elements, and from two rows on do not depend on the others.
+fn few_rows_agree(weights: &[&QTensor], of: String, device: &Device) -> Result<()> {
+    let expanded = QuantizedWeight::new(weights, CPU)?.dequantize(DType::F32)?;
+    let weight = QuantizedWeight::new(weights, device)?;
+    assert!(same_bits(&weight.dequantize(DType::F32)?, &expanded)?, "elements of {of}");
+    let all = waves(1, (8, weight.dims().1))?;
+    let of_all = ops::quantized_linear(&all.to_device(device)?, None, &weight, None, None)?.to_device(CPU)?;
+    let expected = product(&all, None, &expanded)?;
+    assert_near(&of_all, &expected, 3e-5, of.clone());
+    for rows in 1..8 {
+        let last = |t: &Tensor| t.narrow(0, 8 - rows, rows)?.contiguous();
+        let got = ops::quantized_linear(&last(&all)?.to_device(device)?, None, &weight, None, None)?.to_device(CPU)?;
+        match rows {
+            // One row alone has another kernel.
+            1 => assert_near(&got, &last(&expected)?, 3e-5, format!("one row, {of}")),
+            _ => assert!(same_bits(&got, &last(&of_all)?)?, "{rows} rows, {of}, beside others and alone"),
         }
     }
     Ok(())

@@ -24,7 +24,7 @@ pub(super) fn known<'a>(
     launch: &'a Launch,
     code: Option<u64>,
 ) -> Option<Call<'a>> {
-    let shipped = shipped(name).filter(|kernel| code == Some(kernel.module))?;
+    let shipped = shipped(name).filter(|kernel| code == Some(kernel.code))?;
     (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
 }
 
@@ -40,7 +40,7 @@ pub(super) fn written_by(kernel: &KernelNode) -> Vec<u64> {
 /// Offsets of the pointers that a launch may read through before its predecessors have ended; `None` if its kernel does not wait
 /// for them by itself.
 pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
-    let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.module) && shipped.waits)?;
+    let shipped = shipped(&kernel.name).filter(|shipped| kernel.code == Some(shipped.code) && shipped.waits)?;
     let is_early = |word: usize| {
         let argument = kernel.arguments.argument_at(word);
         argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
@@ -55,7 +55,8 @@ pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
 struct Shipped {
     effects: &'static Effects,
     parameters: usize,
-    module: u64,
+    /// The hash of the text that it is loaded from.
+    code: u64,
     /// Does it wait by itself for its predecessors (`griddepcontrol.wait`)?
     waits: bool,
 }
@@ -74,7 +75,7 @@ fn shipped(name: &str) -> Option<Shipped> {
             |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         let waits = entry.before_wait().is_some();
-        Some(Shipped { effects, parameters: entry.parameters, module: entry.hash(), waits })
+        Some(Shipped { effects, parameters: entry.parameters, code: entry.hash(), waits })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);
     proven
@@ -178,9 +179,9 @@ mod tests {
         call.unwrap_or_else(|| panic!("{name} is in the table")).access(Some(argument), 64, ROOM)
     }
 
-    /// The hash of the module that contains the kernel.
+    /// The hash of the text that the kernel is loaded from.
     fn code_of(name: &str) -> Option<u64> {
-        shipped(name).map(|shipped| shipped.module)
+        shipped(name).map(|shipped| shipped.code)
     }
 
     fn bytes(n: u64) -> Region {

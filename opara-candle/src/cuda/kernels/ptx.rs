@@ -3,7 +3,7 @@
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cuda::driver::kernels::{alone, ptx as ours};
+use crate::cuda::driver::kernels::{only_kernel, ptx as ours};
 
 /// A kernel.
 pub(super) struct Entry {
@@ -22,7 +22,7 @@ impl Entry {
     /// The XXH3 hash of the text that it is loaded from.
     pub fn hash(&self) -> u64 {
         match self.is_own {
-            true => xxh3_64(alone(self.name, self.module).as_bytes()),
+            true => xxh3_64(only_kernel(self.name, self.module).as_bytes()),
             false => xxh3_64(self.module.as_bytes()),
         }
     }

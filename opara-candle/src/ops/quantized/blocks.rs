@@ -1,4 +1,4 @@
-//! GGUF's blocks of quantised elements, as codes with a scale and a minimum for each group.
+//! GGUF's blocks of quantised elements, as codes with a scale for each group, and a minimum for types that have one.
 //!
 //! The layouts of the blocks: <https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h>.
 
@@ -16,15 +16,22 @@ pub(super) struct Format {
 
 impl Format {
     /// For Q4_0, Q4_1, Q4_K. Codes of 4 bits have no sign, so that Q4_0 needs a minimum.
-    pub const FOUR: Self = Self { bits: 4, group: 32, has_minimum: true };
+    pub const FOUR_AFFINE: Self = Self { bits: 4, group: 32, has_minimum: true };
     /// For Q5_0, Q8_0.
     pub const EIGHT: Self = Self { bits: 8, group: 32, has_minimum: false };
     /// For Q5_1, Q5_K.
     pub const EIGHT_AFFINE: Self = Self { has_minimum: true, ..Self::EIGHT };
     /// For Q6_K.
     pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false };
-    /// For weights of several types.
-    pub const SMALL_GROUPS_AFFINE: Self = Self { has_minimum: true, ..Self::SMALL_GROUPS };
+
+    /// What has the elements of both.
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            bits: self.bits.max(other.bits),
+            group: self.group.min(other.group),
+            has_minimum: self.has_minimum || other.has_minimum,
+        }
+    }
 
     /// Numbers that a group has: a scale, and a minimum if there is one.
     pub fn numbers(self) -> usize {
@@ -40,7 +47,7 @@ impl Format {
 /// The format of a GGUF type, if its elements are a scale times a code, or that plus a minimum.
 pub(super) fn format(dtype: GgmlDType) -> Option<Format> {
     match dtype {
-        GgmlDType::Q4_0 | GgmlDType::Q4_1 | GgmlDType::Q4K => Some(Format::FOUR),
+        GgmlDType::Q4_0 | GgmlDType::Q4_1 | GgmlDType::Q4K => Some(Format::FOUR_AFFINE),
         GgmlDType::Q5_0 | GgmlDType::Q8_0 => Some(Format::EIGHT),
         GgmlDType::Q5_1 | GgmlDType::Q5K => Some(Format::EIGHT_AFFINE),
         GgmlDType::Q6K => Some(Format::SMALL_GROUPS),
@@ -80,14 +87,14 @@ impl Groups {
 
     /// Those of several weights, one after the other.
     pub fn joined(all: Vec<Self>) -> Self {
-        let are_alike = all.windows(2).all(|two| two[0].format == two[1].format);
-        let all = all.into_iter().map(|groups| if are_alike { groups } else { groups.in_small_groups_affine() });
+        let format = all.iter().map(|groups| groups.format).reduce(Format::with);
+        let all = all.into_iter().map(|groups| groups.in_format(format.unwrap_or(Format::FOUR_AFFINE)));
         let joined = all.reduce(|mut joined, next| {
             joined.codes.extend(next.codes);
             joined.scales.extend(next.scales);
             joined
         });
-        joined.unwrap_or(Self { format: Format::FOUR, codes: Vec::new(), scales: Vec::new() })
+        joined.unwrap_or(Self { format: Format::FOUR_AFFINE, codes: Vec::new(), scales: Vec::new() })
     }
 
     /// The elements.
@@ -111,16 +118,16 @@ impl Groups {
         self.scales.chunks_exact(self.format.numbers()).map(of_group)
     }
 
-    fn in_small_groups_affine(self) -> Self {
-        let scales = match self.format.group {
-            32 => self.of_groups().flat_map(|of_group| [of_group, of_group].concat()).collect(),
-            _ => self.of_groups().flatten().collect(),
-        };
-        let codes = match self.format.bits {
-            4 => self.codes.chunks_exact(16).flat_map(|codes| four_bits(codes).map(|code| code as u8)).collect(),
+    /// The same elements in a format that has them ([`Format::with`]).
+    fn in_format(self, format: Format) -> Self {
+        let times = self.format.group / format.group;
+        let of_group = |of: [f16; 2]| of[..format.numbers()].repeat(times);
+        let scales = self.of_groups().flat_map(of_group).collect();
+        let codes = match (self.format.bits, format.bits) {
+            (4, 8) => self.codes.chunks_exact(16).flat_map(|codes| four_bits(codes).map(|code| code as u8)).collect(),
             _ => self.codes,
         };
-        Self { format: Format::SMALL_GROUPS_AFFINE, codes, scales }
+        Self { format, codes, scales }
     }
 
     /// Appends the numbers of a group.
@@ -254,12 +261,15 @@ mod tests {
 
     #[test]
     fn weights_of_several_types_keep_their_elements() -> Result<()> {
-        let parts = DTYPES.into_iter().map(|dtype| Groups::of(dtype, &quantized(dtype)?.data()?));
-        let parts = parts.collect::<Result<Vec<_>>>()?;
-        let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();
-        let joined = Groups::joined(parts);
-        assert_eq!(joined.format, Format::SMALL_GROUPS_AFFINE);
-        assert_eq!(joined.elements(), expected);
+        for pair in DTYPES.into_iter().flat_map(|first| DTYPES.map(|second| [first, second])) {
+            let parts = pair.map(|dtype| Groups::of(dtype, &quantized(dtype)?.data()?));
+            let parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
+            let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();
+            let format = parts[0].format.with(parts[1].format);
+            let joined = Groups::joined(parts);
+            assert_eq!((joined.format, joined.elements() == expected), (format, true), "{pair:?}");
+            assert_eq!(joined.scales.len(), expected.len() / format.group * format.numbers(), "{pair:?}");
+        }
         Ok(())
     }
 

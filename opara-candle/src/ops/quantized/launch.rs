@@ -252,7 +252,7 @@ pub(super) fn gemv<T: DeviceRepr>(
     expect("the residual", residual.map_or(rows * columns, CudaView::len), rows * columns)?;
     expect("the result", y.len(), rows * columns)?;
     expect_aligned([Some(x), norm].into_iter().flatten().map(|at| address(at, device)), of)?;
-    // On tensor cores, 16 bytes of them are loaded at once.
+    // On tensor cores, up to 16 bytes of them are loaded at once.
     if !address(weight.scales, device).is_multiple_of(16) {
         bail!("scales of {of:?} do not begin at a multiple of 16 bytes")
     }
@@ -338,8 +338,9 @@ mod tests {
     #[test]
     fn kernels_take_up_to_eight_rows_that_fit_into_shared_memory() {
         let turing = capabilities("sm_75", 75, 64 << 10);
-        let new =
-            |rows, columns, inner, gate| Gemv::new(DType::F16, Format::FOUR, [rows, columns, inner], gate, &turing);
+        let new = |rows, columns, inner, gate| {
+            Gemv::new(DType::F16, Format::FOUR_AFFINE, [rows, columns, inner], gate, &turing)
+        };
         for rows in 1..=4 {
             let of = new(rows, 896, 4864, None).expect("it fits");
             assert_eq!((of.splits(), of.blocks(), of.ahead), (8, 224, None), "{rows} rows");
@@ -355,9 +356,9 @@ mod tests {
     fn the_weight_decides_what_is_on_tensor_cores_and_how_sums_are_split() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         let new = |format, rows, columns, inner| Gemv::new(DType::F16, format, [rows, columns, inner], None, &hopper);
-        let eight = [Format::EIGHT, Format::EIGHT_AFFINE, Format::SMALL_GROUPS, Format::SMALL_GROUPS_AFFINE];
-        for format in [Format::FOUR].into_iter().chain(eight) {
-            let small = if format == Format::FOUR { (8, 64) } else { (16, 128) };
+        let both = Format::FOUR_AFFINE.with(Format::SMALL_GROUPS);
+        for format in [Format::FOUR_AFFINE, Format::EIGHT, Format::EIGHT_AFFINE, Format::SMALL_GROUPS, both] {
+            let small = if format == Format::FOUR_AFFINE { (8, 64) } else { (16, 128) };
             for (columns, inner, expected) in [(4096, 14_336, (8, 128)), (6144, 4096, (16, 132)), (2048, 2048, small)] {
                 for rows in 2..=8 {
                     let of = new(format, rows, columns, inner).expect("it fits");
@@ -369,11 +370,11 @@ mod tests {
             }
             let of = |rows, inner| new(format, rows, 64, inner).map(|of| of.ahead.is_some());
             let (odd, long) = (32 * 31, 17_920);
-            assert_eq!((of(1, odd), of(8, odd)), (Some(false), Some(false)), "scales that 16 bytes do not divide");
+            assert_eq!((of(1, odd), of(8, odd)), (Some(false), Some(false)), "scales that cannot be copied together");
             assert_eq!(of(2, long), of(8, long), "{format:?}");
             assert_eq!(of(8, 65_536), None, "more than shared memory holds");
         }
-        let of = new(Format::FOUR, 8, 4096, 14_336).expect("it fits");
+        let of = new(Format::FOUR_AFFINE, 8, 4096, 14_336).expect("it fits");
         assert_eq!((of.ahead, of.shared()), (Some(1), 8 * (14_336 + 16) + 448 * 64 + 8 * 56 * 4 + 16 * 16 * 160));
     }
 }

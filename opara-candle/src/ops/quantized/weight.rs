@@ -27,7 +27,8 @@ impl QuantizedWeight {
         blocks::format(dtype).map(|format| format.bytes(elements))
     }
 
-    /// One weight of the rows of several, in their order. Weights of different types take codes of 8 bits in groups of 16, 10 bits an element.
+    /// One weight of the rows of several, in their order. Weights of different types take the bits, the groups and the minimum that all of
+    /// them can have: 9 bits an element, or 10 where one has a minimum and another one groups of 16.
     ///
     /// # Errors
     /// Weights that are no matrices, of different or odd lengths of rows (a multiple of 32 is needed), or of a type that

@@ -54,10 +54,11 @@ fn bare<'a>(facts: &'a Facts, at: usize) -> Option<(&'a Node, &'a Convolution)> 
     }
 }
 
-/// Whether each group has one channel.
+/// Whether each group has one channel, and one result of each window.
 pub(super) fn is_depthwise(node: &Node, of: &Convolution) -> bool {
-    let [_, channels, ..] = node.operands[0].dims[..] else { return false };
-    of.window.groups > 1 && of.window.groups == channels.len
+    let ([_, channels, ..], [rows, columns]) = (&node.operands[0].dims[..], of.window.kernel) else { return false };
+    let groups = of.window.groups;
+    groups > 1 && groups == channels.len && Some(node.operands[1].len()) == groups.checked_mul(rows * columns)
 }
 
 /// A convolution that takes over a binary function of its result and of a constant with one number a channel, if `takes` the step

@@ -81,8 +81,6 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-padding", at: padding::at },
     // What is around an image that is pooled, and is never a maximum or is zeros of a mean: padding of the pool.
     Rule { name: "pool-padding", at: pool::at },
-    // `max(x, 0)` of what is convolved, each channel by itself: part of the convolution.
-    Rule { name: "convolution-of-relu", at: convolution::of_relu },
     // A transposed convolution, and what is added to each of its channels: an ordinary one.
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
     // Nearest upsampling: the same in any layout.
@@ -95,6 +93,8 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-residual", at: epilogue::residual },
     // An activation behind a convolution: part of it.
     Rule { name: "convolution-activation", at: epilogue::activation },
+    // `max(x, 0)` before a convolution of each channel by itself, unless it is part of what is before: part of the convolution.
+    Rule { name: "convolution-of-relu", at: convolution::of_relu },
     // A convolution of images of one pixel: a product.
     Rule { name: "pixel-product", at: convolution::of_pixels },
     // Softmax of five launches: one.

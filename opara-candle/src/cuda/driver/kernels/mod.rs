@@ -1,10 +1,10 @@
 //! Shared parts of kernel launches: loading code, allocating results, and passing arguments.
 
-mod alone;
 pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
 pub(in crate::cuda) mod fused;
 pub(in crate::cuda) mod module;
+mod only_kernel;
 mod store;
 mod wait;
 
@@ -15,8 +15,8 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
-pub(in crate::cuda) use self::alone::alone;
 pub(crate) use self::capabilities::Capabilities;
+pub(in crate::cuda) use self::only_kernel::only_kernel;
 pub(in crate::cuda) use self::store::store;
 pub(crate) use self::store::Word;
 pub(crate) use self::wait::wait;
@@ -36,7 +36,7 @@ pub(crate) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Res
 /// # Errors
 /// Code that does not run on the device, or has no such kernel.
 pub(crate) fn function(device: &CudaDevice, name: &str, code: &str) -> Result<CudaFunction> {
-    match device.get_or_load_custom_func(name, name, &alone(name, code)) {
+    match device.get_or_load_custom_func(name, name, &only_kernel(name, code)) {
         Ok(function) => Ok(function.into_cuda_function()),
         Err(error) => match Capabilities::of(device, code)?.refusal() {
             Some(refusal) => bail!("{refusal} ({error})"),

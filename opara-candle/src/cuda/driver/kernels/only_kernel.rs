@@ -10,7 +10,7 @@ const ENTRY: &str = ".visible .entry ";
 
 /// The PTX module `code` without other kernels than `name`; all of it if it has no such kernel. It is kept for later calls, for names of
 /// kernels are unique in this library.
-pub(in crate::cuda) fn alone(name: &str, code: &str) -> Arc<str> {
+pub(in crate::cuda) fn only_kernel(name: &str, code: &str) -> Arc<str> {
     static ALONE: RwLock<Option<HashMap<String, Arc<str>>>> = RwLock::new(None);
     if let Some(text) = ALONE.read().as_ref().and_then(|known| known.get(name)) {
         return text.clone();
@@ -54,6 +54,8 @@ fn end(entry: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use hashbrown::HashSet;
+
     use super::super::ptx;
     use super::*;
 
@@ -73,10 +75,12 @@ mod tests {
 
     #[test]
     fn every_kernel_has_a_module_of_its_own() {
+        let mut known = HashSet::new();
         for code in ptx::OPERATORS {
             let names = code.split(ENTRY).skip(1).filter_map(|entry| Some(entry.split_once('(')?.0));
             for name in names {
-                let text = alone(name, code);
+                assert!(known.insert(name), "{name} is in two modules");
+                let text = only_kernel(name, code);
                 assert_eq!(text.matches(ENTRY).count(), 1, "{name}");
                 assert!(text.contains(&format!("{ENTRY}{name}(")), "{name}");
                 assert!(text.contains(".target"), "{name}");
