@@ -47,6 +47,7 @@ super::interpose! {
     fn cudnnDestroy(handle: cudnnHandle_t) -> cudnnStatus_t, missing MISSING;
     |next| {
         edit(|handles| handles.retain(|(known, _)| *known != handle));
+        super::cudnn_heuristics::forget(handle);
         // SAFETY: the arguments are the caller's.
         unsafe { next(handle) }
     }

@@ -19,6 +19,8 @@ mod cublas;
 mod cublaslt;
 #[cfg(feature = "cudnn")]
 mod cudnn;
+#[cfg(feature = "cudnn")]
+mod cudnn_heuristics;
 mod curand;
 mod driver;
 #[cfg(feature = "faults")]
