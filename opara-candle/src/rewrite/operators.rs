@@ -17,14 +17,8 @@ use crate::ops::{self, Activation, CachedAttention, ConvConfig, NewTokens, Paddi
 pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
     match &node.compute {
         Compute::Recorded(function) => recorded(of, node, function),
-        Compute::Concat { rows, widths } => {
-            let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
-            concatenated(&parts, *rows, widths, Activation::None)
-        }
-        Compute::ConcatRelu { rows, widths } => {
-            let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
-            concatenated(&parts, *rows, widths, Activation::Relu)
-        }
+        Compute::Concat { rows, widths } => concatenated(of, node, *rows, widths),
+        Compute::ConcatRelu { rows, widths, are_sums } => concat_relu(of, node, *rows, widths, are_sums),
         Compute::FusedConvolution(convolution) => fused_convolution(of, node, convolution),
         Compute::TransposedConvolution { window, output_padding } => as_convolution(of, node, window, *output_padding),
         Compute::UpsampleNearest([rows, columns]) => {
@@ -49,16 +43,38 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
     }
 }
 
-/// So many times a run of each part, and an activation.
-fn concatenated(parts: &[Tensor], rows: u64, widths: &[u64], activation: Activation) -> Result<Tensor> {
-    if let Some(dim) = concat(parts, rows, widths) {
-        return match activation {
-            Activation::None => ops::cat(&parts.iter().collect::<Vec<_>>(), dim),
-            _ => ops::cat_sums(&parts.iter().map(|part| (part, None)).collect::<Vec<_>>(), dim, activation),
-        };
+fn concatenated(of: &mut Evaluation, node: &Node, rows: u64, widths: &[u64]) -> Result<Tensor> {
+    let parts = node.operands.iter().map(|operand| of.whole_or_own(operand)).collect::<Result<Vec<_>>>()?;
+    match concat(&parts, rows, widths) {
+        Some(dim) => ops::cat(&parts.iter().collect::<Vec<_>>(), dim),
+        None => in_rows(&parts, rows, widths),
     }
+}
+
+/// So many times a run of each part.
+fn in_rows(parts: &[Tensor], rows: u64, widths: &[u64]) -> Result<Tensor> {
     let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows as usize, width as usize]));
-    activation.forward(&Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)?)
+    Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
+}
+
+/// `max(x, 0)` of a concatenation of parts, of which some are sums.
+fn concat_relu(of: &mut Evaluation, node: &Node, rows: u64, widths: &[u64], are_sums: &[bool]) -> Result<Tensor> {
+    let mut operands = node.operands.iter();
+    let mut next = || operands.next().map_or_else(|| bail!("a part is missing"), |operand| of.whole_or_own(operand));
+    let mut parts = Vec::with_capacity(are_sums.len());
+    for &is_sum in are_sums {
+        let part = next()?;
+        // Summands lie alike, in some shape.
+        let other = if is_sum { Some(shaped(&next()?, part.dims())?) } else { None };
+        parts.push((part, other));
+    }
+    let first: Vec<Tensor> = parts.iter().map(|(part, _)| part.clone()).collect();
+    if let Some(dim) = concat(&first, rows, widths) {
+        let parts: Vec<_> = parts.iter().map(|(part, other)| (part, other.as_ref())).collect();
+        return ops::cat_sums(&parts, dim, Activation::Relu);
+    }
+    let sum = |(part, other): &(Tensor, Option<Tensor>)| other.as_ref().map_or(Ok(part.clone()), |other| part + other);
+    in_rows(&parts.iter().map(sum).collect::<Result<Vec<_>>>()?, rows, widths)?.relu()
 }
 
 fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Tensor> {

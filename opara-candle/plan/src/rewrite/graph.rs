@@ -156,12 +156,15 @@ pub enum Compute {
         /// Elements of a run of each operand.
         widths: Vec<u64>,
     },
-    /// A concatenation, as [`Compute::Concat`], and `max(x, 0)` of it.
+    /// `max(x, 0)` of a concatenation, as [`Compute::Concat`], of which parts may be sums. Operands: of each part one, or two that are
+    /// added.
     ConcatRelu {
         /// How many runs of each.
         rows: u64,
-        /// Elements of a run of each operand.
+        /// Elements of a run of each part.
         widths: Vec<u64>,
+        /// Whether each part is a sum.
+        are_sums: Vec<bool>,
     },
     /// A convolution with what is around it in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
     FusedConvolution(Convolution),

@@ -1,15 +1,46 @@
-//! Activations of concatenations, such as what a cell of NASNet ends with.
+//! ReLU behind a concatenation, and sums before it, such as what a cell of NASNet ends with.
 
 use super::facts::Activated;
 use super::{Better, Facts};
-use crate::rewrite::graph::{Compute, Node};
+use crate::rewrite::graph::{Compute, Node, Operand};
+
+/// Parts that one launch takes.
+const MOST: usize = 8;
 
 /// Lets `max(x, 0)` of a concatenation that nothing else reads be part of it.
 pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
     let Activated { name, of, launches } = facts.activation(at)?;
     let concat = facts.node(of);
     let Compute::Concat { rows, widths } = &concat.compute else { return None };
-    let compute = Compute::ConcatRelu { rows: *rows, widths: widths.clone() };
+    let fits = name == "relu" && widths.len() <= MOST && concat.element.is_float();
+    let are_sums = vec![false; widths.len()];
+    let compute = Compute::ConcatRelu { rows: *rows, widths: widths.clone(), are_sums };
     let node = Node { compute, launches: launches + concat.launches, ..concat.clone() };
-    (name == "relu").then_some(Better { node, saved: launches })
+    fits.then_some(Better { node, saved: launches })
+}
+
+/// Lets sums that nothing else reads be part of such a concatenation.
+pub(super) fn sums(facts: &Facts, at: usize) -> Option<Better> {
+    let concat = facts.node(at);
+    let Compute::ConcatRelu { rows, widths, are_sums } = &concat.compute else { return None };
+    if are_sums.contains(&true) {
+        return None;
+    }
+    let sum = |part: &Operand| {
+        let sum = facts.only(part)?;
+        let summands = facts.binary(sum, "add")?;
+        let fits = summands.iter().all(|summand| summand.is_run_of(part.len())) && facts.have_type_of(concat, summands);
+        fits.then_some((summands, facts.node(sum).launches))
+    };
+    let sums: Vec<_> = concat.operands.iter().map(sum).collect();
+    let saved = sums.iter().flatten().map(|(_, launches)| launches).sum();
+    let operands = concat.operands.iter().zip(&sums).flat_map(|(part, sum)| match sum {
+        Some(([a, b], _)) => vec![(*a).clone(), (*b).clone()],
+        None => vec![part.clone()],
+    });
+    let are_sums: Vec<bool> = sums.iter().map(Option::is_some).collect();
+    let has_sum = are_sums.contains(&true);
+    let compute = Compute::ConcatRelu { rows: *rows, widths: widths.clone(), are_sums };
+    let node = Node { compute, operands: operands.collect(), launches: concat.launches + saved, ..concat.clone() };
+    has_sum.then_some(Better { node, saved })
 }

@@ -89,6 +89,9 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.
     Rule { name: "convolution-norm", at: epilogue::norm },
+    // `max(x, 0)` of a concatenation, and sums that are concatenated so: one launch.
+    Rule { name: "concat-relu", at: concat::relu },
+    Rule { name: "concat-sums", at: concat::sums },
     // What is added to each element of a convolution: part of it.
     Rule { name: "convolution-residual", at: epilogue::residual },
     // An activation behind a convolution: part of it.
@@ -111,8 +114,6 @@ pub const RULES: &[Rule] = &[
     Rule { name: "product-bias", at: product::bias },
     // Products of one operand whose columns lie beside each other: one of all.
     Rule { name: "product-concat", at: product_concat::at },
-    // `max(x, 0)` of a concatenation: part of it.
-    Rule { name: "concat-relu", at: concat::relu },
     // Two products of one operand, an activation of one times the other: one of both.
     Rule { name: "gated-unit", at: gated::at },
     // An activation behind a product with a weight: part of it.

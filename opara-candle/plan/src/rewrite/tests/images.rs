@@ -185,7 +185,7 @@ fn silu_becomes_part_of_a_convolution_of_each_channel_by_itself() {
     assert_eq!(names(&mut graph), ["convolution", "convolution-norm"]);
 }
 
-/// Convolutions of each of six channels by itself, of `max(x, 0)`, and `max(x, 0)` of them beside the input.
+/// Convolutions of each of six channels by itself, of `max(x, 0)`, their sum with x, and `max(x, 0)` of that beside x.
 fn cell() -> Trace {
     let mut maker = Maker(depthwise(6, 80));
     let x = maker.0.ops[0].meaning.as_ref().unwrap().reads[0].buffer;
@@ -200,6 +200,7 @@ fn cell() -> Trace {
     let y = maker.0.ops.last().unwrap().meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
     maker.0.buffers[y].role = Role::Intermediate;
     let both = maker.buffer(192, Role::Intermediate);
+    let y = maker.made(binary("add"), vec![all(y, 96), all(x, 96)], 96);
     for (at, part) in [x, y].into_iter().enumerate() {
         maker.op(
             Function::Copy,
@@ -213,10 +214,11 @@ fn cell() -> Trace {
 }
 
 #[test]
-fn relu_becomes_part_of_what_reads_and_of_what_concatenates() {
+fn sums_and_relu_become_part_of_a_concatenation_and_of_what_reads() {
     let mut graph = regions(&cell())[0].graph.clone();
-    assert_eq!(names(&mut graph), ["grouped-convolution", "convolution-of-relu", "concat-relu"]);
-    assert_eq!(last(&graph).compute, Compute::ConcatRelu { rows: 1, widths: vec![96; 2] });
+    assert_eq!(names(&mut graph), ["grouped-convolution", "concat-relu", "concat-sums", "convolution-of-relu"]);
+    let compute = Compute::ConcatRelu { rows: 1, widths: vec![96; 2], are_sums: vec![false, true] };
+    assert_eq!((last(&graph).compute.clone(), last(&graph).operands.len()), (compute, 3));
     let live: Vec<usize> = (0..graph.nodes.len()).filter(|&at| graph.live()[at]).collect();
     let [convolution, _] = live[..] else { panic!("{graph:?}") };
     let Compute::FusedConvolution(of) = &graph.nodes[convolution].compute else { panic!("{graph:?}") };
@@ -230,5 +232,15 @@ fn relu_that_is_read_elsewhere_stays() {
     let mut trace = cell();
     let relu = trace.ops[0].meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
     trace.buffers[relu].role = Role::Output(1);
-    assert_eq!(names(&mut regions(&trace)[0].graph.clone()), ["grouped-convolution", "concat-relu"]);
+    assert_eq!(names(&mut regions(&trace)[0].graph.clone()), ["grouped-convolution", "concat-relu", "concat-sums"]);
+}
+
+#[test]
+fn a_sum_that_is_read_elsewhere_stays() {
+    let mut trace = cell();
+    let is_sum = |op: &&Op| op.meaning.as_ref().is_some_and(|meaning| meaning.function == binary("add"));
+    let sum = trace.ops.iter().find(is_sum).unwrap().meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
+    trace.buffers[sum].role = Role::Output(1);
+    let mut graph = regions(&trace)[0].graph.clone();
+    assert_eq!(names(&mut graph), ["grouped-convolution", "concat-relu", "convolution-of-relu"]);
 }
