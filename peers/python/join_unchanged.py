@@ -50,8 +50,10 @@ def of_torch(row: dict, line: dict) -> None:
 
 
 def of_candle(row: dict, line: dict) -> None:
-    row["exact_us"], row["accurate_us"] = rounded(line["exact_us"], 1), rounded(line["accurate_us"], 1)
-    row["native_us"] = rounded(line.get("native_us"), 1)
+    for column in ("exact_us", "accurate_us", "native_us"):
+        # What a call did not measure stays.
+        if line.get(column) is not None:
+            row[column] = rounded(line[column], 1)
     row["error"], row["candle_error"] = rounded(line["error"], 3), rounded(line["candle_error"], 3)
     accurate = dict(line["reports"]).get("accurate")
     if accurate is not None:
