@@ -15,8 +15,7 @@ from pathlib import Path
 
 COMMAND = "scripts/unchanged.sh FOLDER"
 NOTE = (
-    "Unchanged models of candle-transformers and the same architectures in PyTorch, on one GPU one after the other, a process a model and "
-    "side; medians of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
+    "Unchanged models of candle-transformers and the same architectures in PyTorch, a process a model and side; medians of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
     "and compile. The models by candle are this library's own, kept to candle's operators, and native_us is the same model without that. "
     "error and candle_error are those of the worst rewritten run, in roundings. accurate_build_ms is without the module's own passes. "
     "null was not measured or failed."
@@ -54,7 +53,9 @@ def of_candle(row: dict, line: dict) -> None:
         # What a call did not measure stays.
         if line.get(column) is not None:
             row[column] = rounded(line[column], 1)
-    row["error"], row["candle_error"] = rounded(line["error"], 3), rounded(line["candle_error"], 3)
+    # Without an error the exact launches stayed.
+    if line.get("accurate_us") is not None:
+        row["error"], row["candle_error"] = rounded(line["error"], 3), rounded(line["candle_error"], 3)
     accurate = dict(line["reports"]).get("accurate")
     if accurate is not None:
         row["accurate_build_ms"] = round(sum(ms for stage, ms in accurate["build_ms"].items() if stage != "forward"))
@@ -70,7 +71,7 @@ def joined(lines: list[dict], onto: list[dict] = (), commit: str | None = None) 
             of_torch(row, line)
             continue
         of_candle(row, line)
-        if commit is not None:
+        if commit is not None and line.get("accurate_us") is not None:
             row["commit"] = commit
     return list(rows.values())
 

@@ -61,6 +61,11 @@ class Join(unittest.TestCase):
         self.assertEqual([(row["accurate_us"], row["torch_graph_us"]) for row in rows], [(195.8, 240.0), (180.0, None)])
         self.assertEqual([row.get("commit") for row in rows], [None, "0123abc"])
 
+    def test_what_was_not_measured_anew_stays(self):
+        exact = CANDLE | {"exact_us": 900.0, "accurate_us": None, "error": None, "candle_error": None}
+        [before], [after] = joined([CANDLE]), joined([exact], joined([CANDLE]), "0123abc")
+        self.assertEqual(after, before | {"exact_us": 900.0})
+
     def test_a_contestant_that_failed_has_its_error(self):
         [row] = joined([torch("compile", error="OutOfMemoryError: CUDA"), torch("graph", us=1.0)])
         self.assertIsNone(row["torch_compile_us"])

@@ -64,9 +64,16 @@ fn concat_relu(of: &mut Evaluation, node: &Node, rows: u64, widths: &[u64], are_
     let mut parts = Vec::with_capacity(are_sums.len());
     for &is_sum in are_sums {
         let part = next()?;
-        // Summands lie alike, in some shape.
-        let other = if is_sum { Some(shaped(&next()?, part.dims())?) } else { None };
-        parts.push((part, other));
+        if !is_sum {
+            parts.push((part, None));
+            continue;
+        }
+        // Summands lie alike, in the shape of an image if one of them has it.
+        let other = next()?;
+        let has_shape = |t: &Tensor| (is_channels_last(t), t.rank());
+        let (part, other) = if has_shape(&other) > has_shape(&part) { (other, part) } else { (part, other) };
+        let other = shaped(&other, part.dims())?;
+        parts.push((part, Some(other)));
     }
     let first: Vec<Tensor> = parts.iter().map(|(part, _)| part.clone()).collect();
     if let Some(dim) = concat(&first, rows, widths) {

@@ -7,6 +7,17 @@ use crate::rewrite::graph::{Compute, Node, Operand};
 /// Parts that one launch takes.
 const MOST: usize = 8;
 
+/// Whether nothing reads a node but a concatenation, of which nothing but ReLU is read.
+pub(super) fn ends_in_relu(facts: &Facts, at: usize) -> bool {
+    let reader = |of: usize| match facts.users[of][..] {
+        [reader] if reader < facts.graph.nodes.len() => Some(reader),
+        _ => None,
+    };
+    let concat = reader(at).filter(|&at| matches!(facts.node(at).compute, Compute::Concat { .. }));
+    let relu = concat.filter(|&at| facts.node(at).operands.len() <= MOST).and_then(reader);
+    relu.is_some_and(|at| facts.unary(at, "relu").is_some())
+}
+
 /// Lets `max(x, 0)` of a concatenation that nothing else reads be part of it.
 pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
     let Activated { name, of, launches } = facts.activation(at)?;

@@ -1,5 +1,6 @@
 //! What follows a convolution and can be part of it.
 
+use super::concat::ends_in_relu;
 use super::facts::Activated;
 use super::{Better, Facts};
 use crate::rewrite::graph::{strides_over, Compute, Convolution, Node, Operand, Step};
@@ -15,9 +16,12 @@ pub(super) fn norm(facts: &Facts, at: usize) -> Option<Better> {
     absorbed(facts, at, |_, _| true)
 }
 
-/// A sum with something else of the same shape, as at the end of a residual block.
+/// A sum with something else of the same shape, as at the end of a residual block. A concatenation that takes sums adds for nothing.
 pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
     let [a, b] = facts.binary(at, "add")?;
+    if ends_in_relu(facts, at) {
+        return None;
+    }
     with_residual(facts, at, [a, b]).or_else(|| with_residual(facts, at, [b, a]))
 }
 

@@ -89,10 +89,7 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.
     Rule { name: "convolution-norm", at: epilogue::norm },
-    // `max(x, 0)` of a concatenation, and sums that are concatenated so: one launch.
-    Rule { name: "concat-relu", at: concat::relu },
-    Rule { name: "concat-sums", at: concat::sums },
-    // What is added to each element of a convolution: part of it.
+    // What is added to each element of a convolution: part of it, unless `concat-sums` has a place for the sum.
     Rule { name: "convolution-residual", at: epilogue::residual },
     // An activation behind a convolution: part of it.
     Rule { name: "convolution-activation", at: epilogue::activation },
@@ -130,6 +127,9 @@ pub const RULES: &[Rule] = &[
     Rule { name: "row-mean", at: mean::at },
     // A norm of a sum, and the sum: one launch.
     Rule { name: "residual-norm", at: residual_norm::at },
+    // `max(x, 0)` of a concatenation, and sums that are concatenated so: one launch.
+    Rule { name: "concat-relu", at: concat::relu },
+    Rule { name: "concat-sums", at: concat::sums },
 ];
 
 /// Applies the rules that are not `without`, wherever they fit but at those nodes where they are `refused`.

@@ -216,7 +216,7 @@ fn cell() -> Trace {
 #[test]
 fn sums_and_relu_become_part_of_a_concatenation_and_of_what_reads() {
     let mut graph = regions(&cell())[0].graph.clone();
-    assert_eq!(names(&mut graph), ["grouped-convolution", "concat-relu", "concat-sums", "convolution-of-relu"]);
+    assert_eq!(names(&mut graph), ["grouped-convolution", "convolution-of-relu", "concat-relu", "concat-sums"]);
     let compute = Compute::ConcatRelu { rows: 1, widths: vec![96; 2], are_sums: vec![false, true] };
     assert_eq!((last(&graph).compute.clone(), last(&graph).operands.len()), (compute, 3));
     let live: Vec<usize> = (0..graph.nodes.len()).filter(|&at| graph.live()[at]).collect();
@@ -242,5 +242,28 @@ fn a_sum_that_is_read_elsewhere_stays() {
     let sum = trace.ops.iter().find(is_sum).unwrap().meaning.as_ref().unwrap().writes.as_ref().unwrap().buffer;
     trace.buffers[sum].role = Role::Output(1);
     let mut graph = regions(&trace)[0].graph.clone();
-    assert_eq!(names(&mut graph), ["grouped-convolution", "concat-relu", "convolution-of-relu"]);
+    assert_eq!(names(&mut graph), ["grouped-convolution", "convolution-of-relu", "concat-relu"]);
+}
+
+/// `max(x, 0)` of two convolutions beside each other, one of them added to an input.
+#[test]
+fn a_sum_that_a_concatenation_takes_is_no_residual() {
+    let mut maker = Maker::default();
+    let (x, weight) = (maker.buffer(64, Role::Input(0)), maker.weight(4 * 4 * 9));
+    let image = view(x, 0, &[(1, 64), (4, 16), (4, 4), (4, 1)]);
+    let parts = [0, 1].map(|_| {
+        let reads = vec![image.clone(), all(weight, 144)];
+        maker.made(Function::Convolution(window(3, 1)), reads, 64)
+    });
+    let sum = maker.made(binary("add"), vec![all(parts[0], 64), all(x, 64)], 64);
+    let both = maker.buffer(128, Role::Intermediate);
+    for (at, part) in [sum, parts[1]].into_iter().enumerate() {
+        let to = view(both, at as u64 * 64, &[(1, 128), (64, 1)]);
+        maker.op(Function::Copy, vec![view(part, 0, &[(1, 64), (64, 1)])], to);
+    }
+    let y = maker.made(Function::Unary("relu".into()), vec![all(both, 128)], 128);
+    maker.output(y);
+    let mut graph = regions(&maker.0)[0].graph.clone();
+    assert_eq!(names(&mut graph), ["convolution", "concat-relu", "concat-sums"]);
+    assert_eq!(last(&graph).operands.len(), 3);
 }

@@ -47,7 +47,6 @@ super::interpose! {
     fn cudnnDestroy(handle: cudnnHandle_t) -> cudnnStatus_t, missing MISSING;
     |next| {
         edit(|handles| handles.retain(|(known, _)| *known != handle));
-        super::cudnn_heuristics::forget(handle);
         // SAFETY: the arguments are the caller's.
         unsafe { next(handle) }
     }
@@ -143,7 +142,7 @@ unsafe fn factor(value: *const c_void, of: cudnnTensorDescriptor_t) -> f64 {
     }
 }
 
-/// The elements of a tensor; `None` of a type that is not followed.
+/// The elements of a tensor of four dimensions; `None` of a type that is not followed.
 ///
 /// # Safety
 /// The descriptor must exist.
@@ -151,7 +150,7 @@ unsafe fn placed(descriptor: cudnnTensorDescriptor_t, address: *const c_void) ->
     let mut kind = sys::cudnnDataType_t::CUDNN_DATA_DOUBLE;
     let (mut dims, mut strides) = ([0; 4], [0; 4]);
     let ([n, c, h, w], [of_n, of_c, of_h, of_w]) = (dims.each_mut(), strides.each_mut());
-    // SAFETY: the caller vouches for the descriptor; one of another rank is refused.
+    // SAFETY: the caller vouches for the descriptor. Of one of more dimensions the library tells the first four.
     let status = unsafe { sys::cudnnGetTensor4dDescriptor(descriptor, &mut kind, n, c, h, w, of_n, of_c, of_h, of_w) };
     if status != cudnnStatus_t::CUDNN_STATUS_SUCCESS {
         return None;
@@ -185,7 +184,11 @@ unsafe fn convolution_of(
     let mut mode = sys::cudnnConvolutionMode_t::CUDNN_CONVOLUTION;
     let ([mut out, mut channels, mut rows, mut columns], mut groups) = ([0; 4], 0);
     let ([mut top, mut left], [mut down, mut right], [mut apart_h, mut apart_w]) = ([0; 2], [0; 2], [0; 2]);
-    // SAFETY: the caller vouches for the descriptors; the library refuses descriptors of another rank.
+    // SAFETY: the caller vouches for the descriptors.
+    if !unsafe { super::cudnn_heuristics::are_of_images([xof, yof], wof, convolution) } {
+        return None;
+    }
+    // SAFETY: as above.
     let (known, x, y) = unsafe {
         let filter = sys::cudnnGetFilter4dDescriptor(
             wof,

@@ -1,7 +1,8 @@
-//! What cuDNN's heuristics say, kept on threads that build. candle asks them at every call of a convolution, and runs a grouped one as
+//! What cuDNN's heuristics say, kept for a pass of building. candle asks them at every call of a convolution, and runs a grouped one as
 //! one convolution a group: an answer takes up to a millisecond, which is most of such a pass.
 //!
-//! An answer depends on the handle and on what the descriptors say. Other threads always ask the library.
+//! An answer depends on the handle and on what the descriptors say. Outside of such passes the library is always asked, and for
+//! convolutions of other than two dimensions or of other types than floats.
 
 use std::cell::RefCell;
 use std::ffi::c_int;
@@ -36,8 +37,11 @@ thread_local! {
     static WORKSPACES: Answers<(Convolution, c_int), usize> = RefCell::default();
 }
 
-/// Answers that a thread keeps at most.
-const MOST: usize = 1 << 12;
+/// Forgets all answers of this thread: a pass begins, and handles may be others.
+pub(super) fn forget() {
+    ALGORITHMS.with_borrow_mut(HashMap::clear);
+    WORKSPACES.with_borrow_mut(HashMap::clear);
+}
 
 /// The answer that is known, or a new one, which is kept if it is `Ok`.
 fn kept<K: Hash + Eq, A: Clone, E>(
@@ -50,22 +54,44 @@ fn kept<K: Hash + Eq, A: Clone, E>(
         return Ok(known.clone());
     }
     let answer = ask()?;
-    let mut answers = answers.borrow_mut();
-    if answers.len() >= MOST {
-        answers.clear();
-    }
-    answers.insert(key, answer.clone());
+    answers.borrow_mut().insert(key, answer.clone());
     Ok(answer)
 }
 
-/// Forgets what a handle said on this thread: another one may have its address.
-pub(super) fn forget(handle: cudnnHandle_t) {
-    // Nothing is kept on a thread that ends.
-    let _ = ALGORITHMS.try_with(|answers| answers.borrow_mut().retain(|(of, _), _| of.handle != handle as usize));
-    let _ = WORKSPACES.try_with(|answers| answers.borrow_mut().retain(|(of, _), _| of.handle != handle as usize));
+/// Whether these are of images: two dimensions, and those of items and channels.
+///
+/// # Safety
+/// The descriptors must exist.
+pub(super) unsafe fn are_of_images(
+    tensors: [cudnnTensorDescriptor_t; 2],
+    weight: cudnnFilterDescriptor_t,
+    convolution: cudnnConvolutionDescriptor_t,
+) -> bool {
+    /// The most that descriptors of tensors and filters have.
+    const MOST: usize = 8;
+    let (mut kind, mut format) = (cudnnDataType_t::CUDNN_DATA_DOUBLE, cudnnTensorFormat_t::CUDNN_TENSOR_NCHW);
+    let mut mode = cudnnConvolutionMode_t::CUDNN_CONVOLUTION;
+    let [mut a, mut b, mut c] = [[0; MOST]; 3];
+    let [a, b, c] = [a.as_mut_ptr(), b.as_mut_ptr(), c.as_mut_ptr()];
+    let mut ranks = [0; 4];
+    let [x, y, of_weight, window] = ranks.each_mut();
+    let most = MOST as c_int;
+    let tensor = |of, kind: &mut cudnnDataType_t, rank: &mut c_int| {
+        // SAFETY: the caller vouches for the descriptor, and the arrays have as many elements as are asked for.
+        unsafe { sys::cudnnGetTensorNdDescriptor(of, most, kind, rank, a, b) }
+    };
+    let said = [
+        tensor(tensors[0], &mut kind, x),
+        tensor(tensors[1], &mut kind, y),
+        // SAFETY: as above.
+        unsafe { sys::cudnnGetFilterNdDescriptor(weight, most, &mut kind, &mut format, of_weight, a) },
+        // SAFETY: as above; those of two dimensions are asked for.
+        unsafe { sys::cudnnGetConvolutionNdDescriptor(convolution, 2, window, a, b, c, &mut mode, &mut kind) },
+    ];
+    said == [SUCCESS; 4] && ranks == [4, 4, 4, 2]
 }
 
-/// What descriptors say; `None` on threads that do not build, and for tensors that do not have four dimensions.
+/// What descriptors say; `None` outside of passes of building, and for what is not of images of floats.
 ///
 /// # Safety
 /// The descriptors must exist.
@@ -75,10 +101,25 @@ unsafe fn convolution(
     weight: cudnnFilterDescriptor_t,
     convolution: cudnnConvolutionDescriptor_t,
 ) -> Option<Convolution> {
-    if !is_watched() {
+    // SAFETY: the caller vouches for the descriptors.
+    if !is_watched() || !unsafe { are_of_images([x, y], weight, convolution) } {
         return None;
     }
-    let kind = cudnnDataType_t::CUDNN_DATA_DOUBLE;
+    // SAFETY: as above.
+    unsafe { described(handle, [x, y], weight, convolution) }
+}
+
+/// What descriptors of images say; `None` if they are not of floats.
+///
+/// # Safety
+/// The descriptors must exist.
+unsafe fn described(
+    handle: cudnnHandle_t,
+    [x, y]: [cudnnTensorDescriptor_t; 2],
+    weight: cudnnFilterDescriptor_t,
+    convolution: cudnnConvolutionDescriptor_t,
+) -> Option<Convolution> {
+    let kind = cudnnDataType_t::CUDNN_DATA_INT8;
     let [mut of_x, mut of_y, mut of_weight, mut sums] = [kind; 4];
     let [mut on_x, mut on_y] = [[0; 8]; 2];
     let (mut on_weight, mut format) = ([0; 4], cudnnTensorFormat_t::CUDNN_TENSOR_NCHW);
@@ -115,10 +156,13 @@ unsafe fn convolution(
         // SAFETY: as above.
         unsafe { sys::cudnnGetConvolutionMathType(convolution, &mut math) },
     ];
-    if said != [SUCCESS; 6] {
+    use cudnnDataType_t::{CUDNN_DATA_BFLOAT16, CUDNN_DATA_DOUBLE, CUDNN_DATA_FLOAT, CUDNN_DATA_HALF};
+    let kinds = [of_x, of_y, of_weight, sums];
+    let floats = [CUDNN_DATA_HALF, CUDNN_DATA_BFLOAT16, CUDNN_DATA_FLOAT, CUDNN_DATA_DOUBLE];
+    if said != [SUCCESS; 6] || !kinds.iter().all(|kind| floats.contains(kind)) {
         return None;
     }
-    let kinds = [of_x as c_int, of_y as c_int, of_weight as c_int, sums as c_int];
+    let kinds = kinds.map(|kind| kind as c_int);
     let others = [format as c_int, mode as c_int, groups, math as c_int];
     let described = [&kinds[..], &others, &on_x, &on_y, &on_weight, &window].concat();
     Some(Convolution { handle: handle as usize, described })
@@ -195,6 +239,81 @@ super::interpose! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    type Descriptors = ([cudnnTensorDescriptor_t; 2], cudnnFilterDescriptor_t, cudnnConvolutionDescriptor_t);
+
+    const FLOAT: cudnnDataType_t = cudnnDataType_t::CUDNN_DATA_FLOAT;
+    const FORMAT: cudnnTensorFormat_t = cudnnTensorFormat_t::CUDNN_TENSOR_NCHW;
+    const MODE: cudnnConvolutionMode_t = cudnnConvolutionMode_t::CUDNN_CROSS_CORRELATION;
+
+    /// Descriptors of two tensors, a weight and a convolution, that say nothing yet.
+    fn empty() -> Descriptors {
+        let mut tensors = [std::ptr::null_mut(); 2];
+        let (mut weight, mut convolution) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let [x, y] = tensors.each_mut();
+        // SAFETY: each pointer receives a descriptor.
+        let created = unsafe {
+            [
+                sys::cudnnCreateTensorDescriptor(x),
+                sys::cudnnCreateTensorDescriptor(y),
+                sys::cudnnCreateFilterDescriptor(&mut weight),
+                sys::cudnnCreateConvolutionDescriptor(&mut convolution),
+            ]
+        };
+        assert_eq!(created, [SUCCESS; 4]);
+        (tensors, weight, convolution)
+    }
+
+    /// A convolution of images, as candle describes it.
+    fn of_images([rows, columns]: [c_int; 2]) -> Descriptors {
+        let (tensors, weight, of) = empty();
+        // SAFETY: the descriptors exist.
+        let set = unsafe {
+            let tensor = |at: usize| sys::cudnnSetTensor4dDescriptorEx(tensors[at], FLOAT, 1, 16, 8, 8, 1024, 64, 8, 1);
+            [
+                tensor(0),
+                tensor(1),
+                sys::cudnnSetFilter4dDescriptor(weight, FLOAT, FORMAT, 16, 16, rows, columns),
+                sys::cudnnSetConvolution2dDescriptor(of, rows / 2, columns / 2, 1, 1, 1, 1, MODE, FLOAT),
+            ]
+        };
+        assert_eq!(set, [SUCCESS; 4]);
+        (tensors, weight, of)
+    }
+
+    /// A convolution of volumes along two of their dimensions.
+    fn of_volumes() -> Descriptors {
+        let (tensors, weight, of) = empty();
+        let (dims, strides, kernel) = ([1, 16, 8, 8, 8], [8192, 512, 64, 8, 1], [16, 16, 3, 3, 1]);
+        let (padding, ones) = ([1, 1, 0], [1; 3]);
+        // SAFETY: the descriptors exist, and the arrays have as many elements as are named.
+        let set = unsafe {
+            let tensor =
+                |at: usize| sys::cudnnSetTensorNdDescriptor(tensors[at], FLOAT, 5, dims.as_ptr(), strides.as_ptr());
+            let (padding, ones) = (padding.as_ptr(), ones.as_ptr());
+            [
+                tensor(0),
+                tensor(1),
+                sys::cudnnSetFilterNdDescriptor(weight, FLOAT, FORMAT, 5, kernel.as_ptr()),
+                sys::cudnnSetConvolutionNdDescriptor(of, 3, padding, ones, ones, MODE, FLOAT),
+            ]
+        };
+        assert_eq!(set, [SUCCESS; 4]);
+        (tensors, weight, of)
+    }
+
+    #[test]
+    fn convolutions_of_images_are_told_apart_and_from_others() {
+        // SAFETY: the descriptors exist.
+        let known = [[3, 3], [5, 5], [3, 5]].map(of_images).map(|(tensors, weight, of)| unsafe {
+            assert!(are_of_images(tensors, weight, of));
+            described(std::ptr::null_mut(), tensors, weight, of).expect("they are of floats")
+        });
+        assert!(known[0] != known[1] && known[1] != known[2] && known[0] != known[2]);
+        let (tensors, weight, of) = of_volumes();
+        // SAFETY: the descriptors exist.
+        assert!(!unsafe { are_of_images(tensors, weight, of) }, "of volumes");
+    }
 
     #[test]
     fn an_answer_is_asked_for_once_unless_it_is_an_error() {

@@ -114,6 +114,8 @@ impl WrittenMemory {
     pub fn watch<T>(&mut self, own: &[u64], pass: impl FnOnce() -> T) -> Result<T> {
         let own = own.iter().filter_map(|&address| allocation_at(address));
         self.live = own.map(|allocation| (allocation.start, allocation.bytes as usize)).collect();
+        #[cfg(feature = "cudnn")]
+        super::cudnn_heuristics::forget();
         let result = during(self, pass);
         std::mem::replace(&mut self.failed, Ok(()))?;
         Ok(result)
