@@ -4,7 +4,7 @@
 //! An answer depends on the handle and on what the descriptors say. Outside of such passes the library is always asked, and for
 //! convolutions of other than two dimensions or of other types than floats.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_int;
 use std::hash::Hash;
 
@@ -15,7 +15,7 @@ use cudarc::cudnn::sys::{
 };
 use hashbrown::HashMap;
 
-use super::written_memory::is_watched;
+use super::written_memory::pass;
 
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
 const SUCCESS: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_SUCCESS;
@@ -31,16 +31,20 @@ struct Convolution {
 type Answers<K, A> = RefCell<HashMap<K, A>>;
 
 thread_local! {
+    /// The pass that the answers are of.
+    static PASS: Cell<u64> = const { Cell::new(0) };
     /// The algorithms for a convolution, of so many that were asked for.
     static ALGORITHMS: Answers<(Convolution, c_int), Vec<cudnnConvolutionFwdAlgoPerf_t>> = RefCell::default();
     /// The workspace of an algorithm for a convolution.
     static WORKSPACES: Answers<(Convolution, c_int), usize> = RefCell::default();
 }
 
-/// Forgets all answers of this thread: a pass begins, and handles may be others.
-pub(super) fn forget() {
-    ALGORITHMS.with_borrow_mut(HashMap::clear);
-    WORKSPACES.with_borrow_mut(HashMap::clear);
+/// Forgets the answers of an earlier pass.
+fn begin(pass: u64) {
+    if PASS.replace(pass) != pass {
+        ALGORITHMS.with_borrow_mut(HashMap::clear);
+        WORKSPACES.with_borrow_mut(HashMap::clear);
+    }
 }
 
 /// The answer that is known, or a new one, which is kept if it is `Ok`.
@@ -101,8 +105,9 @@ unsafe fn convolution(
     weight: cudnnFilterDescriptor_t,
     convolution: cudnnConvolutionDescriptor_t,
 ) -> Option<Convolution> {
+    begin(pass()?);
     // SAFETY: the caller vouches for the descriptors.
-    if !is_watched() || !unsafe { are_of_images([x, y], weight, convolution) } {
+    if !unsafe { are_of_images([x, y], weight, convolution) } {
         return None;
     }
     // SAFETY: as above.

@@ -52,6 +52,8 @@ struct Copied {
 thread_local! {
     /// The write watch of this thread, or null.
     static CURRENT: Cell<*mut WrittenMemory> = const { Cell::new(null_mut()) };
+    /// Passes of this thread that were watched.
+    static PASSES: Cell<u64> = const { Cell::new(0) };
 }
 
 pub(super) fn take() -> *mut WrittenMemory {
@@ -75,6 +77,12 @@ pub(crate) fn unwatched<T>(f: impl FnOnce() -> T) -> T {
 /// Are writes of this thread watched?
 pub(super) fn is_watched() -> bool {
     !CURRENT.get().is_null()
+}
+
+/// What tells the pass whose writes are watched from others of this thread, if there is one.
+#[cfg(feature = "cudnn")]
+pub(super) fn pass() -> Option<u64> {
+    is_watched().then(|| PASSES.get())
 }
 
 /// Calls `f` with the write watch of this thread. Driver calls in `f` are neither watched nor captured.
@@ -114,8 +122,7 @@ impl WrittenMemory {
     pub fn watch<T>(&mut self, own: &[u64], pass: impl FnOnce() -> T) -> Result<T> {
         let own = own.iter().filter_map(|&address| allocation_at(address));
         self.live = own.map(|allocation| (allocation.start, allocation.bytes as usize)).collect();
-        #[cfg(feature = "cudnn")]
-        super::cudnn_heuristics::forget();
+        PASSES.set(PASSES.get() + 1);
         let result = during(self, pass);
         std::mem::replace(&mut self.failed, Ok(()))?;
         Ok(result)
