@@ -15,7 +15,8 @@ from pathlib import Path
 
 COMMAND = "scripts/unchanged.sh FOLDER"
 NOTE = (
-    "Unchanged models of candle-transformers and the same architectures in PyTorch, a process a model and side; medians of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
+    "Unchanged models of candle-transformers and the same architectures in PyTorch, a process a model and side; medians "
+    "of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
     "and compile. The models by candle are this library's own, kept to candle's operators, and native_us is the same model without that. "
     "error and candle_error are those of the worst rewritten run, in roundings. accurate_build_ms is without the module's own passes. "
     "null was not measured or failed."

@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use candle::{DType, Device, Result, Tensor};
-use opara_candle::{Mode, OparaExecutor};
+use opara_candle::{Mode, OparaExecutor, Report};
 
 use super::common::{self, assert_same, gpu};
 use super::{accurate, error, is_not_faster, noise, FLOATS};
@@ -102,19 +102,31 @@ fn answers(
     Ok((fast, [ours, candle, reference]))
 }
 
+/// Builds an executor of a module for a batch of random images of `[channels, side]`, and holds it against candle for another batch.
+fn report_of(
+    device: &Device,
+    (dtype, batch): (DType, usize),
+    module: (Forward, &[Block]),
+    [channels, side]: [usize; 2],
+) -> anyhow::Result<Report> {
+    let shape = (batch, channels, side, side);
+    let inputs = [noise(1, shape)?, noise(2, shape)?];
+    let (fast, [ours, candle, reference]) = answers(device, dtype, module, [&inputs[0], &inputs[1]])?;
+    let report = fast.report();
+    let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
+    println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+    // A little more tolerance, since it was built with other inputs.
+    assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
+    Ok(report)
+}
+
 #[test]
 fn convolutions_with_what_follows_are_no_less_accurate() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, batch) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 3)]) {
         let blocks = residual_blocks(dtype)?;
-        let inputs = [noise(1, (batch, 3, 32, 32))?, noise(2, (batch, 3, 32, 32))?];
-        let (fast, [ours, candle, reference]) = answers(&device, dtype, (residual, &blocks), [&inputs[0], &inputs[1]])?;
-        let report = fast.report();
+        let report = report_of(&device, (dtype, batch), (residual, &blocks), [3, 32])?;
         assert_eq!(report.mode, Mode::Graph, "{report}");
-        let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
-        println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
-        // A little more tolerance, since it was built with other inputs.
-        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
         if dtype != DType::F32 && !is_not_faster(&report) {
             let convolutions = report.rewrites.iter().find(|rewrite| rewrite.rule == "convolution");
             assert_eq!(convolutions.map(|rewrite| rewrite.times), Some(4), "{report}");
@@ -128,13 +140,7 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, batch) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 2)]) {
         let blocks = separable_blocks(dtype)?;
-        let inputs = [noise(1, (batch, 8, 20, 20))?, noise(2, (batch, 8, 20, 20))?];
-        let (fast, [ours, candle, reference]) =
-            answers(&device, dtype, (separable, &blocks), [&inputs[0], &inputs[1]])?;
-        let report = fast.report();
-        let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
-        println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
-        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
+        let report = report_of(&device, (dtype, batch), (separable, &blocks), [8, 20])?;
         let grouped = report.rewrites.iter().find(|rewrite| rewrite.rule == "grouped-convolution");
         assert!(grouped.is_some_and(|rewrite| rewrite.times == 1 && rewrite.saved >= 95), "{report}");
     }
@@ -161,12 +167,7 @@ fn sums_and_relu_become_part_of_what_is_around_them() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (dtype, batch) in FLOATS.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 2)]) {
         let blocks = cell_blocks(dtype)?;
-        let inputs = [noise(1, (batch, 8, 20, 20))?, noise(2, (batch, 8, 20, 20))?];
-        let (fast, [ours, candle, reference]) = answers(&device, dtype, (cell, &blocks), [&inputs[0], &inputs[1]])?;
-        let report = fast.report();
-        let (ours, candle) = (error(dtype, &ours, &reference)?, error(dtype, &candle, &reference)?);
-        println!("{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}\n{report}");
-        assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, batch {batch}: {ours:.3} roundings, candle {candle:.3}");
+        let report = report_of(&device, (dtype, batch), (cell, &blocks), [8, 20])?;
         for rule in ["concat-sums", "convolution-of-relu", "concat-relu"] {
             assert!(report.rewrites.iter().any(|rewrite| rewrite.rule == rule), "{rule}: {report}");
         }

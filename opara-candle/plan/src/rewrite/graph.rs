@@ -287,7 +287,7 @@ pub enum Compute {
 /// A convolution, and what is done to its operand and its result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolution {
-    /// Whether it is one of `max(x, 0)`.
+    /// Whether `max(x, 0)` of the operand is what is convolved.
     pub of_relu: bool,
     /// How the windows lie; its padding is that above and to the left.
     pub window: Window,

@@ -81,8 +81,9 @@ fn of_program(
         let of = outputs.split_off(own);
         values.push(Values { outputs, of: wanted.iter().map(|&(buffer, _)| buffer).zip(of).collect() });
     }
-    /// The first launches are longer, which counts for little where they are many.
+    /// Calls that are timed: the first ones are slower.
     const TIMED: usize = 4;
+    /// After so much time there are no further calls: the first one of a long pass is hardly slower.
     const LONG_US: f64 = 1e5;
     let first = examples.first().ok_or_else(|| Error::Internal { message: "there is no example".into() })?;
     let mut spent = 0.;

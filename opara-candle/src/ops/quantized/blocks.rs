@@ -24,7 +24,7 @@ impl Format {
     /// For Q6_K.
     pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false };
 
-    /// What has the elements of both.
+    /// The smallest format that can hold the elements of both.
     pub fn with(self, other: Self) -> Self {
         Self {
             bits: self.bits.max(other.bits),
@@ -118,7 +118,7 @@ impl Groups {
         self.scales.chunks_exact(self.format.numbers()).map(of_group)
     }
 
-    /// The same elements in a format that has them ([`Format::with`]).
+    /// The same elements in a format that can hold them ([`Format::with`]).
     fn in_format(self, format: Format) -> Self {
         let times = self.format.group / format.group;
         let of_group = |of: [f16; 2]| of[..format.numbers()].repeat(times);

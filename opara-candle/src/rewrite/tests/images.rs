@@ -33,6 +33,16 @@ fn padded() -> Graph {
     Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(12), buffer: 9 }] }
 }
 
+/// A graph, and what rules made of it, compute the same, in their types and in double precision.
+fn both_compute(graphs: [&Graph; 2], inputs: &[Tensor], expected: &Tensor) -> Result<()> {
+    for graph in graphs {
+        for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
+            assert!(largest_difference(&evaluate(graph, inputs, arithmetic)?[0], expected)? < 1e-5, "{arithmetic:?}");
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn zeros_around_an_image_compute_the_same_as_padding() -> Result<()> {
     let inputs = [numbers(420, 0.7)?, numbers(54, 1.3)?];
@@ -41,13 +51,7 @@ fn zeros_around_an_image_compute_the_same_as_padding() -> Result<()> {
     let mut changed = padded();
     assert_eq!(apply(&mut changed, &[]), 3);
     assert_eq!(changed.live().iter().filter(|live| **live).count(), 1);
-    for (graph, arithmetic) in [&padded(), &changed]
-        .into_iter()
-        .flat_map(|graph| [(graph, Arithmetic::Typed), (graph, Arithmetic::In(DType::F64))])
-    {
-        assert!(largest_difference(&evaluate(graph, &inputs, arithmetic)?[0], &expected)? < 1e-5, "{arithmetic:?}");
-    }
-    Ok(())
+    both_compute([&padded(), &changed], &inputs, &expected)
 }
 
 /// Means of two images of 5 channels of 4 x 6, by columns and then rows, and a product with a weight of 3 rows, a bias and SiLU, as
@@ -124,11 +128,5 @@ fn relu_before_a_convolution_and_behind_a_concatenation_computes_the_same() -> R
     let mut changed = between_relus();
     assert_eq!(apply(&mut changed, &[]), 4);
     assert_eq!(changed.live().iter().filter(|live| **live).count(), 2);
-    for (graph, arithmetic) in [&between_relus(), &changed]
-        .into_iter()
-        .flat_map(|graph| [(graph, Arithmetic::Typed), (graph, Arithmetic::In(DType::F64))])
-    {
-        assert!(largest_difference(&evaluate(graph, &inputs, arithmetic)?[0], &expected)? < 1e-5, "{arithmetic:?}");
-    }
-    Ok(())
+    both_compute([&between_relus(), &changed], &inputs, &expected)
 }

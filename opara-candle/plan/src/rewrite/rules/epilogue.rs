@@ -16,7 +16,8 @@ pub(super) fn norm(facts: &Facts, at: usize) -> Option<Better> {
     absorbed(facts, at, |_, _| true)
 }
 
-/// A sum with something else of the same shape, as at the end of a residual block. A concatenation that takes sums adds for nothing.
+/// A sum with something else of the same shape, as at the end of a residual block. Sums that `concat-sums`
+/// takes stay for it: the concatenation reads both summands in the launch that it needs anyway.
 pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
     let [a, b] = facts.binary(at, "add")?;
     if ends_in_relu(facts, at) {

@@ -89,11 +89,11 @@ pub const RULES: &[Rule] = &[
     Rule { name: "convolution-bias", at: epilogue::bias },
     // What scales and shifts each channel of a convolution: part of its weight.
     Rule { name: "convolution-norm", at: epilogue::norm },
-    // What is added to each element of a convolution: part of it, unless `concat-sums` has a place for the sum.
+    // What is added to each element of a convolution: part of it, unless `concat-sums` takes the sum.
     Rule { name: "convolution-residual", at: epilogue::residual },
     // An activation behind a convolution: part of it.
     Rule { name: "convolution-activation", at: epilogue::activation },
-    // `max(x, 0)` before a convolution of each channel by itself, unless it is part of what is before: part of the convolution.
+    // `max(x, 0)` before a convolution of each channel by itself, unless it is part of the operator before: part of the convolution.
     Rule { name: "convolution-of-relu", at: convolution::of_relu },
     // A convolution of images of one pixel: a product.
     Rule { name: "pixel-product", at: convolution::of_pixels },

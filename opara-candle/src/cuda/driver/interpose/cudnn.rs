@@ -185,9 +185,7 @@ unsafe fn convolution_of(
     let ([mut out, mut channels, mut rows, mut columns], mut groups) = ([0; 4], 0);
     let ([mut top, mut left], [mut down, mut right], [mut apart_h, mut apart_w]) = ([0; 2], [0; 2], [0; 2]);
     // SAFETY: the caller vouches for the descriptors.
-    if !unsafe { super::cudnn_heuristics::are_of_images([xof, yof], wof, convolution) } {
-        return None;
-    }
+    unsafe { super::cudnn_heuristics::described([xof, yof], wof, convolution) }?;
     // SAFETY: as above.
     let (known, x, y) = unsafe {
         let filter = sys::cudnnGetFilter4dDescriptor(

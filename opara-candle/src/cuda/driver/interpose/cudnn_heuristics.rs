@@ -62,115 +62,72 @@ fn kept<K: Hash + Eq, A: Clone, E>(
     Ok(answer)
 }
 
-/// Whether these are of images: two dimensions, and those of items and channels.
-///
-/// # Safety
-/// The descriptors must exist.
-pub(super) unsafe fn are_of_images(
-    tensors: [cudnnTensorDescriptor_t; 2],
-    weight: cudnnFilterDescriptor_t,
-    convolution: cudnnConvolutionDescriptor_t,
-) -> bool {
-    /// The most that descriptors of tensors and filters have.
-    const MOST: usize = 8;
-    let (mut kind, mut format) = (cudnnDataType_t::CUDNN_DATA_DOUBLE, cudnnTensorFormat_t::CUDNN_TENSOR_NCHW);
-    let mut mode = cudnnConvolutionMode_t::CUDNN_CONVOLUTION;
-    let [mut a, mut b, mut c] = [[0; MOST]; 3];
-    let [a, b, c] = [a.as_mut_ptr(), b.as_mut_ptr(), c.as_mut_ptr()];
-    let mut ranks = [0; 4];
-    let [x, y, of_weight, window] = ranks.each_mut();
-    let most = MOST as c_int;
-    let tensor = |of, kind: &mut cudnnDataType_t, rank: &mut c_int| {
-        // SAFETY: the caller vouches for the descriptor, and the arrays have as many elements as are asked for.
-        unsafe { sys::cudnnGetTensorNdDescriptor(of, most, kind, rank, a, b) }
-    };
-    let said = [
-        tensor(tensors[0], &mut kind, x),
-        tensor(tensors[1], &mut kind, y),
-        // SAFETY: as above.
-        unsafe { sys::cudnnGetFilterNdDescriptor(weight, most, &mut kind, &mut format, of_weight, a) },
-        // SAFETY: as above; those of two dimensions are asked for.
-        unsafe { sys::cudnnGetConvolutionNdDescriptor(convolution, 2, window, a, b, c, &mut mode, &mut kind) },
-    ];
-    said == [SUCCESS; 4] && ranks == [4, 4, 4, 2]
-}
-
-/// What descriptors say; `None` outside of passes of building, and for what is not of images of floats.
+/// What an answer depends on; `None` outside of passes of building, and for what [`described`] does not tell apart.
 ///
 /// # Safety
 /// The descriptors must exist.
 unsafe fn convolution(
     handle: cudnnHandle_t,
-    [x, y]: [cudnnTensorDescriptor_t; 2],
+    tensors: [cudnnTensorDescriptor_t; 2],
     weight: cudnnFilterDescriptor_t,
-    convolution: cudnnConvolutionDescriptor_t,
+    of: cudnnConvolutionDescriptor_t,
 ) -> Option<Convolution> {
     begin(pass()?);
     // SAFETY: the caller vouches for the descriptors.
-    if !unsafe { are_of_images([x, y], weight, convolution) } {
-        return None;
-    }
-    // SAFETY: as above.
-    unsafe { described(handle, [x, y], weight, convolution) }
+    let described = unsafe { described(tensors, weight, of) }?;
+    Some(Convolution { handle: handle as usize, described })
 }
 
-/// What descriptors of images say; `None` if they are not of floats.
+/// What the descriptors of a convolution of images of floats say; `None` of any other one, such as of volumes. The library's functions for
+/// four dimensions do not refuse five: they leave the last one out.
 ///
 /// # Safety
 /// The descriptors must exist.
-unsafe fn described(
-    handle: cudnnHandle_t,
+pub(super) unsafe fn described(
     [x, y]: [cudnnTensorDescriptor_t; 2],
     weight: cudnnFilterDescriptor_t,
     convolution: cudnnConvolutionDescriptor_t,
-) -> Option<Convolution> {
-    let kind = cudnnDataType_t::CUDNN_DATA_INT8;
-    let [mut of_x, mut of_y, mut of_weight, mut sums] = [kind; 4];
-    let [mut on_x, mut on_y] = [[0; 8]; 2];
-    let (mut on_weight, mut format) = ([0; 4], cudnnTensorFormat_t::CUDNN_TENSOR_NCHW);
-    let (mut window, mut mode, mut groups) = ([0; 6], cudnnConvolutionMode_t::CUDNN_CONVOLUTION, 0);
-    let mut math = cudnnMathType_t::CUDNN_DEFAULT_MATH;
-    let tensor = |descriptor, kind: &mut cudnnDataType_t, on: &mut [c_int; 8]| {
-        let [n, c, h, w, of_n, of_c, of_h, of_w] = on.each_mut();
-        // SAFETY: the caller vouches for the descriptor.
-        unsafe { sys::cudnnGetTensor4dDescriptor(descriptor, kind, n, c, h, w, of_n, of_c, of_h, of_w) }
+) -> Option<Vec<c_int>> {
+    use cudnnDataType_t::{CUDNN_DATA_BFLOAT16, CUDNN_DATA_DOUBLE, CUDNN_DATA_FLOAT, CUDNN_DATA_HALF, CUDNN_DATA_INT8};
+    /// Dimensions that tensors and filters are asked for: the most that there are.
+    const MOST: usize = 8;
+    let [mut of_x, mut of_y, mut of_weight, mut sums] = [CUDNN_DATA_INT8; 4];
+    let mut ranks = [0; 4];
+    let [x_rank, y_rank, weight_rank, window_rank] = ranks.each_mut();
+    let (mut on_x, mut on_y, mut on_weight) = ([[0; MOST]; 2], [[0; MOST]; 2], [0; MOST]);
+    let mut window = [[0; 2]; 3];
+    let [padding, stride, dilation] = window.each_mut().map(|on| on.as_mut_ptr());
+    let (mut format, mut mode) = (cudnnTensorFormat_t::CUDNN_TENSOR_NCHW, cudnnConvolutionMode_t::CUDNN_CONVOLUTION);
+    let (mut groups, mut math) = (0, cudnnMathType_t::CUDNN_DEFAULT_MATH);
+    let most = MOST as c_int;
+    let tensor = |of, kind: &mut cudnnDataType_t, rank: &mut c_int, on: &mut [[c_int; MOST]; 2]| {
+        let [dims, strides] = on.each_mut().map(|on| on.as_mut_ptr());
+        // SAFETY: the caller vouches for the descriptor, and the arrays have as many elements as are asked for.
+        unsafe { sys::cudnnGetTensorNdDescriptor(of, most, kind, rank, dims, strides) }
     };
-    let [out, channels, rows, columns] = on_weight.each_mut();
-    let [top, left, down, right, apart_h, apart_w] = window.each_mut();
+    let on = on_weight.as_mut_ptr();
     let said = [
-        tensor(x, &mut of_x, &mut on_x),
-        tensor(y, &mut of_y, &mut on_y),
-        // SAFETY: the caller vouches for the descriptors.
-        unsafe { sys::cudnnGetFilter4dDescriptor(weight, &mut of_weight, &mut format, out, channels, rows, columns) },
+        tensor(x, &mut of_x, x_rank, &mut on_x),
+        tensor(y, &mut of_y, y_rank, &mut on_y),
         // SAFETY: as above.
+        unsafe { sys::cudnnGetFilterNdDescriptor(weight, most, &mut of_weight, &mut format, weight_rank, on) },
+        // SAFETY: as above; two dimensions are asked for.
         unsafe {
-            sys::cudnnGetConvolution2dDescriptor(
-                convolution,
-                top,
-                left,
-                down,
-                right,
-                apart_h,
-                apart_w,
-                &mut mode,
-                &mut sums,
-            )
+            let (mode, sums) = (&mut mode, &mut sums);
+            sys::cudnnGetConvolutionNdDescriptor(convolution, 2, window_rank, padding, stride, dilation, mode, sums)
         },
         // SAFETY: as above.
         unsafe { sys::cudnnGetConvolutionGroupCount(convolution, &mut groups) },
         // SAFETY: as above.
         unsafe { sys::cudnnGetConvolutionMathType(convolution, &mut math) },
     ];
-    use cudnnDataType_t::{CUDNN_DATA_BFLOAT16, CUDNN_DATA_DOUBLE, CUDNN_DATA_FLOAT, CUDNN_DATA_HALF};
     let kinds = [of_x, of_y, of_weight, sums];
     let floats = [CUDNN_DATA_HALF, CUDNN_DATA_BFLOAT16, CUDNN_DATA_FLOAT, CUDNN_DATA_DOUBLE];
-    if said != [SUCCESS; 6] || !kinds.iter().all(|kind| floats.contains(kind)) {
-        return None;
-    }
-    let kinds = kinds.map(|kind| kind as c_int);
+    let are_floats = kinds.iter().all(|kind| floats.contains(kind));
     let others = [format as c_int, mode as c_int, groups, math as c_int];
-    let described = [&kinds[..], &others, &on_x, &on_y, &on_weight, &window].concat();
-    Some(Convolution { handle: handle as usize, described })
+    let kinds = kinds.map(|kind| kind as c_int);
+    let all = [&kinds[..], &others, on_x.as_flattened(), on_y.as_flattened(), &on_weight, window.as_flattened()];
+    (said == [SUCCESS; 6] && ranks == [4, 4, 4, 2] && are_floats).then(|| all.concat())
 }
 
 super::interpose! {
@@ -310,14 +267,11 @@ mod tests {
     #[test]
     fn convolutions_of_images_are_told_apart_and_from_others() {
         // SAFETY: the descriptors exist.
-        let known = [[3, 3], [5, 5], [3, 5]].map(of_images).map(|(tensors, weight, of)| unsafe {
-            assert!(are_of_images(tensors, weight, of));
-            described(std::ptr::null_mut(), tensors, weight, of).expect("they are of floats")
-        });
-        assert!(known[0] != known[1] && known[1] != known[2] && known[0] != known[2]);
-        let (tensors, weight, of) = of_volumes();
-        // SAFETY: the descriptors exist.
-        assert!(!unsafe { are_of_images(tensors, weight, of) }, "of volumes");
+        let told = |(tensors, weight, of)| unsafe { described(tensors, weight, of) };
+        let images = [[3, 3], [5, 5], [3, 5]].map(|window| told(of_images(window)).expect("it is of images of floats"));
+        assert!(images[0] != images[1] && images[1] != images[2] && images[0] != images[2]);
+        assert_eq!(told(of_images([3, 3])).as_ref(), Some(&images[0]), "other descriptors of the same");
+        assert_eq!(told(of_volumes()), None);
     }
 
     #[test]
