@@ -170,8 +170,8 @@ pub(crate) fn is_aligned(address: u64) -> bool {
     address.is_multiple_of(u64::from(ALIGNMENT))
 }
 
-/// The algorithms that cuBLASLt's heuristic proposes, best first.
-pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul) -> Result<Vec<Algorithm>> {
+/// The algorithms that cuBLASLt's heuristic proposes, best first: so many at most, and never more than eight.
+pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul, most: usize) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MAX: usize = 8;
     let descriptors = Descriptors::new(of, 0)?;
@@ -196,7 +196,7 @@ pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul) -> Result<Vec<Algorit
             descriptors.y.0,
             descriptors.y.0,
             preference.0,
-            MAX as i32,
+            most.min(MAX) as i32,
             found.as_mut_ptr(),
             &mut count,
         );

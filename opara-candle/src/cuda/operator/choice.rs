@@ -9,8 +9,9 @@ use hashbrown::HashMap;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
+use super::fastest::fastest;
 use crate::choice_folder;
-use crate::cuda::driver::{kernels, software, Stream};
+use crate::cuda::driver::{software, Stream};
 use crate::disk_cache::{Kind, Record};
 
 /// One of several implementations.
@@ -60,7 +61,7 @@ impl<K: Eq + Hash + Debug, W: Implementation> Choices<K, W> {
                     false => match implementations()?[..] {
                         [(only, _)] => only,
                         ref several => {
-                            let measure = |run: &mut _| fastest(device, &stream, several, run);
+                            let measure = |run: &mut _| Ok(fastest(device, &stream, several, run));
                             kept_or(self.record(&stream, &key.1).as_ref(), several, &mut run, measure)?
                         }
                     },
@@ -99,53 +100,6 @@ fn kept_or<W: Implementation, R, F: FnMut(W) -> Result<R>>(
         record.store(&Chosen { implementation: fastest.name() });
     }
     Ok(fastest)
-}
-
-/// The implementation with the least device time, multiplied by its factor, if one works.
-fn fastest<W: Copy, R>(
-    device: &CudaDevice,
-    stream: &Stream,
-    implementations: &[(W, f64)],
-    run: &mut impl FnMut(W) -> Result<R>,
-) -> Result<Option<W>> {
-    const ROUNDS: usize = 3;
-    const LONGEST_WAIT_US: u64 = 5_000;
-    /// The shortest sample counts: a slow host makes a sample longer, never shorter.
-    const SAMPLES: usize = 4;
-    /// An implementation so many times slower than the best one is not measured again.
-    const LOST: f64 = 2.;
-    let event = || stream.event(true).map_err(Error::wrap);
-    let (start, end) = (event()?, event()?);
-    let mut best = (f64::INFINITY, None);
-    for &(implementation, factor) in implementations {
-        let mut time = || -> Result<f64> {
-            run(implementation)?;
-            let (launched, host_us) = opara_plan::stopwatch::wall_us(|| run(implementation));
-            launched?;
-            let mut least = f64::INFINITY;
-            for _ in 0..SAMPLES {
-                // Keep the GPU busy for longer than the host needs to launch the rest, so that the sample measures GPU
-                // time. The wait is limited: if other threads hold the driver's locks, the host is slow, and a longer
-                // wait would also slow down the other threads.
-                kernels::wait(device, (100 + (2. * ROUNDS as f64 * host_us) as u64).min(LONGEST_WAIT_US))?;
-                stream.record(&start).map_err(Error::wrap)?;
-                for _ in 0..ROUNDS {
-                    run(implementation)?;
-                }
-                stream.record(&end).map_err(Error::wrap)?;
-                least = least.min(start.elapsed_us(&end).map_err(Error::wrap)?);
-                if least * factor > LOST * best.0 {
-                    break;
-                }
-            }
-            Ok(least)
-        };
-        // Libraries report only at run time that an algorithm does not support the operands.
-        if let Some(weighted) = time().ok().map(|us| us * factor).filter(|weighted| *weighted < best.0) {
-            best = (weighted, Some(implementation));
-        }
-    }
-    Ok(best.1)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //! autotuning.
 
 pub(crate) mod choice;
+mod fastest;
 pub(crate) mod format;
 pub(crate) mod head_rows;
 pub(crate) mod places;
