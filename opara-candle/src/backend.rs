@@ -50,6 +50,8 @@ pub(crate) struct Recording {
     pub notes: Vec<String>,
     pub examples: Vec<Example>,
     pub program: Box<dyn Program>,
+    /// Microseconds for which the device still computed when eager calls of the module had returned.
+    pub unfinished_us: f64,
 }
 
 /// Settings of rewriting.

@@ -92,7 +92,8 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     examples
         .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
     let program = Box::new(passes.swap_remove(again).program);
-    Ok(Recording { trace: program.trace().into(), notes: Vec::new(), examples, program })
+    let trace = program.trace().into();
+    Ok(Recording { trace, notes: Vec::new(), examples, program, unfinished_us: 0. })
 }
 
 impl Program for record::CpuProgram {

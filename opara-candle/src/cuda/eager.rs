@@ -20,6 +20,8 @@ pub(super) struct Eager<'a> {
     arguments: &'a StateArguments,
     /// Device memory of the module that passes write to.
     state: WrittenMemory,
+    /// Microseconds for which the device still computed when calls had returned.
+    pub unfinished_us: f64,
 }
 
 /// The results of eager calls.
@@ -35,7 +37,8 @@ pub(super) struct Answers {
 impl<'a> Eager<'a> {
     /// Nothing has run yet.
     pub fn new(function: &'a Function, target: &'a Target, arguments: &'a StateArguments) -> Self {
-        Self { function, target, arguments, state: WrittenMemory::new(&target.stream, kernels::written_by) }
+        let state = WrittenMemory::new(&target.stream, kernels::written_by);
+        Self { function, target, arguments, state, unfinished_us: 0. }
     }
 
     /// Calls the module with the inputs, with further examples, and with the inputs again.
@@ -111,6 +114,7 @@ impl<'a> Eager<'a> {
         let eager = sample(&target.device, || state.watch(&own, forward)?);
         state.restore()?;
         let eager = eager?;
+        self.unfinished_us += eager.wall_us - eager.host_us;
         Ok((self.arguments.answers(outputs, &inputs), eager.gpu_us))
     }
 

@@ -33,6 +33,7 @@ pub(crate) use self::device::{
     device_name, driver_version, free_memory, hand_over, is_aligned, pool_in_use, pool_peak, reset_pool_peak, software,
     used_outside_pool,
 };
+pub(crate) use self::driver::kernels::CompilerAhead;
 pub(crate) use self::driver::{unwatched, Download, Handover};
 pub(crate) use self::record::record;
 pub(crate) use self::sample::sample;

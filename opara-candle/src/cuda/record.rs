@@ -31,6 +31,7 @@ pub(crate) fn record(
         let answers = eager.answers(&inputs, &further)?;
         let attempt = attempt(&mut eager, answers, |eager| confirmed(&target, &function, &inputs, eager))?;
         let (confirmed, examples) = attempt.verdict()?;
+        let unfinished_us = eager.unfinished_us;
         let state = Arc::new(Mutex::new(Some(eager.into_state())));
         // Features that the device lacks.
         let notes = ops::lacks(target.device.as_cuda_device()?)?;
@@ -40,7 +41,7 @@ pub(crate) fn record(
         let Target { device, stream } = target;
         let workspaces = Arena::of_workspaces(&stream);
         let program = CudaProgram { capture, external, stream, device, function, arena, workspaces, state };
-        Ok(Recording { trace, notes, examples, program: Box::new(program) })
+        Ok(Recording { trace, notes, examples, program: Box::new(program), unfinished_us })
     })
 }
 

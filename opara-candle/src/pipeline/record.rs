@@ -10,7 +10,8 @@ use crate::backend::{Function, Recording};
 use crate::timing;
 use crate::{cpu, cuda, Error, Result};
 
-/// Records a pass. Its time counts as `trace`; the time of the module's own calls counts as `forward`.
+/// Records a pass. Its time counts as `trace`; the time of the module's own calls, until the device has finished them, counts as
+/// `forward`.
 pub(super) fn record(
     function: &Function,
     inputs: &[Tensor],
@@ -30,6 +31,7 @@ pub(super) fn record(
     build.times.move_ms("trace", "forward", spent_ms);
     build.has_answered |= has_answered;
     let recording = recording?;
+    build.times.move_ms("trace", "forward", recording.unfinished_us / 1e3);
     recording.trace.validate()?;
     Ok(recording)
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::build::Build;
 use super::outcome::{why_not_rewritten, Kept, Unstored};
 use crate::backend::{Example, Program, Recorded, Recording, Rewriting, RewrittenProgram};
+use crate::cuda::CompilerAhead;
 use crate::report::Rewrite;
 use crate::trace::Trace;
 use crate::Result;
@@ -45,7 +46,7 @@ impl Rewritten {
 
 /// Rewrites launches, if `rewriting` is set and the device is a GPU.
 pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build: &mut Build) -> Result<Rewritten> {
-    let Recording { trace: recorded, mut notes, examples, program } = recording;
+    let Recording { trace: recorded, mut notes, examples, program, .. } = recording;
     (build.is_rewritten, build.is_kept) = (false, false);
     let Some(rewriting) = rewriting.filter(|_| build.device.is_cuda()) else {
         return Ok(Rewritten::unchanged(recorded, program, examples, notes));
@@ -56,8 +57,14 @@ pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build:
     if let (Some(kept), Some(note)) = (&mut kept, known_us.and_then(why_not_rewritten)) {
         kept.refused = Some(note);
     }
+    // The compiled kernels of what is kept are kept, too.
+    let is_compiled_next = build.options.fuse && kept.is_none();
+    let rewritten = build.times.time("rewrite", || {
+        let _compiler = is_compiled_next.then(|| CompilerAhead::start(&build.device));
+        program.rewrite(examples, rewriting, kept)
+    });
     let RewrittenProgram { trace, rewrites, room, notes: told, outcome, is_kept, examples, times, program, exact } =
-        build.times.time("rewrite", || program.rewrite(examples, rewriting, kept))?;
+        rewritten?;
     times.0.into_iter().for_each(|(part, ms)| build.times.move_ms("rewrite", part, ms));
     trace.validate()?;
     // The times of both plans are known from an earlier build, if that decided the same.

@@ -117,12 +117,12 @@ impl Nvrtc {
         }
     }
 
-    /// The version of the compiler.
-    pub fn version(&self) -> String {
+    /// The version of the compiler: major and minor.
+    pub fn version(&self) -> (c_int, c_int) {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: the call writes two numbers; if it fails they stay zero.
         unsafe { (self.version)(&mut major, &mut minor) };
-        format!("{major}.{minor}")
+        (major, minor)
     }
 
     /// Compute capabilities that it supports, as in `sm_90`, in increasing order.

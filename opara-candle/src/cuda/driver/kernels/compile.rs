@@ -14,7 +14,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::capabilities::Target;
 use super::module::{Compiled, Module};
 use super::ptx;
-use crate::cuda::driver::{nvrtc, wrap};
+use crate::cuda::driver::nvrtc::{self, Nvrtc};
+use crate::cuda::driver::wrap;
 use crate::{disk_cache, Result};
 
 /// `chain.cuh` with all its includes, also CUDA's headers of 16-bit types: the machine that runs the program may not
@@ -27,9 +28,12 @@ type Key = (String, &'static str, String);
 /// A compiled kernel, or the reason why there is none: a message of the compiler, or the lack of a compiler.
 pub(in crate::cuda) type Attempt = std::result::Result<Compiled, String>;
 
-/// Modules that are compiled side by side. Each compiles the common header, which NVRTC does one after the other: 32 kernels take
-/// 1.1 s as 2 to 8 modules, and 1.9 s as 32 (NVRTC 13.0, 10 cores).
-const MODULES: usize = 8;
+/// The most modules that are compiled side by side. Each compiles the common header first, which NVRTC does for one module at a time
+/// (50 ms): 8 kernels take 0.16 s as one module and 0.37 s as 8, 45 kernels 0.63, 0.38 and 0.53 s as 1, 4 and 8 (NVRTC 13.0, 16 cores).
+const MODULES: usize = 4;
+
+/// The most kernels of a module, until there are [`MODULES`].
+const KERNELS: usize = 12;
 
 /// Compiled kernels in memory.
 static COMPILED: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
@@ -79,14 +83,35 @@ pub(super) fn compile<'a>(
     kernels: impl Iterator<Item = (&'static str, &'a str)>,
     folder: Option<&Path>,
 ) -> Result<Vec<Attempt>> {
-    let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
+    let of = capability(device)?;
     Ok(match nvrtc::nvrtc() {
-        Ok(nvrtc) => {
-            let built_for = Target::of(ptx::WAIT).map_or(major * 10 + minor, |target| target.number() as i32);
-            compile_for(&architecture(major * 10 + minor, built_for, &nvrtc.architectures()), kernels, folder)
-        }
+        Ok(nvrtc) => compile_for(&architecture_for(of, nvrtc), kernels, folder),
         Err(absent) => kernels.map(|_| Err(absent.clone())).collect(),
     })
+}
+
+/// Loads NVRTC and compiles the common header alone, for a device of this capability. The first compilation of a process takes 0.1 to
+/// 0.2 s more than others. It is left out if there is no compiler; whoever compiles a kernel is told.
+pub(super) fn compile_nothing(capability: i32) {
+    let compiled = nvrtc::nvrtc().and_then(|nvrtc| assembled(&architecture_for(capability, nvrtc), LIBRARY, None));
+    if let Err(reason) = compiled {
+        tracing::debug!(reason, "nothing was compiled ahead");
+    }
+}
+
+/// The device's compute capability: 90 is 9.0.
+///
+/// # Errors
+/// A failed driver call.
+pub(super) fn capability(device: &CudaDevice) -> Result<i32> {
+    let (major, minor) = device.cuda_stream().context().compute_capability().map_err(wrap("cuDeviceGetAttribute"))?;
+    Ok(major * 10 + minor)
+}
+
+/// The architecture to compile for, on a device of this capability.
+fn architecture_for(capability: i32, nvrtc: &Nvrtc) -> String {
+    let built_for = Target::of(ptx::WAIT).map_or(capability, |target| target.number() as i32);
+    architecture(capability, built_for, &nvrtc.architectures())
 }
 
 /// The NVRTC architecture to compile for: the device's, or, for a device newer than the compiler, the compiler's newest one as
@@ -118,8 +143,8 @@ pub(in crate::cuda) fn compile_for<'a>(
     let mut missing: Vec<&Key> = keys.iter().filter(|key| !attempts.contains_key(*key)).collect();
     missing.sort_unstable();
     missing.dedup();
-    let modules = rayon::current_num_threads().min(MODULES);
-    let kernels_per_module = missing.len().div_ceil(modules).max(1);
+    let modules = missing.len().div_ceil(KERNELS).min(MODULES).min(rayon::current_num_threads());
+    let kernels_per_module = missing.len().div_ceil(modules.max(1)).max(1);
     let new =
         missing.par_chunks(kernels_per_module).flat_map_iter(|kernels| compile_modules(architecture, kernels, folder));
     let new: Vec<(&Key, Attempt)> = new.collect();
@@ -140,7 +165,7 @@ fn compile_modules<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&
     match (module(architecture, kernels, folder), kernels) {
         (Ok(compiled), _) => kernels.iter().copied().zip(compiled.into_iter().map(Ok)).collect(),
         (Err(refused), [key]) => vec![(key, Err(refused))],
-        (Err(_), _) => kernels.iter().flat_map(|&key| compile_modules(architecture, &[key], folder)).collect(),
+        (Err(_), _) => kernels.par_iter().flat_map_iter(|&key| compile_modules(architecture, &[key], folder)).collect(),
     }
 }
 
@@ -160,13 +185,18 @@ fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> std::r
 /// The code of a source, from the folder if it is stored there.
 fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::result::Result<Vec<u8>, String> {
     let nvrtc = nvrtc::nvrtc()?;
-    let options = [format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
+    let mut options = vec![format!("--gpu-architecture={architecture}"), "--std=c++17".into()];
     let file = folder.map(|folder| {
-        let key = format!("NVRTC {}\n{}\n{source}", nvrtc.version(), options.join(" "));
+        let (major, minor) = nvrtc.version();
+        let key = format!("NVRTC {major}.{minor}\n{}\n{source}", options.join(" "));
         folder.join(format!("{:032x}.cubin", xxh3_128(key.as_bytes())))
     });
     if let Some(code) = file.as_ref().and_then(|file| read_checked(file)) {
         return Ok(code);
+    }
+    if nvrtc.version().0 >= 13 {
+        // The kernels of a module are optimised by several threads, which changes no code. NVRTC 12.4 takes the option and complains.
+        options.push(format!("--split-compile={}", rayon::current_num_threads().div_ceil(MODULES)));
     }
     let refused = |message| format!("a kernel could not be compiled for {architecture}: {message}");
     let code = nvrtc.code(source, &options).map_err(refused)?;

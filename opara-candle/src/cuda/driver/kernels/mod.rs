@@ -1,5 +1,6 @@
 //! Shared parts of kernel launches: loading code, allocating results, and passing arguments.
 
+mod ahead;
 pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
 pub(in crate::cuda) mod fused;
@@ -15,6 +16,7 @@ use cudarc::driver::{
     CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
 };
 
+pub(crate) use self::ahead::CompilerAhead;
 pub(crate) use self::capabilities::Capabilities;
 pub(in crate::cuda) use self::only_kernel::only_kernel;
 pub(in crate::cuda) use self::store::store;
