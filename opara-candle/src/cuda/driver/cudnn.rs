@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use candle::{CudaDevice, DType, Result};
 use cudarc::cudnn::{
@@ -10,6 +10,7 @@ use cudarc::cudnn::{
 };
 use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
+use parking_lot::Mutex;
 pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 
 use super::convolution::{Convolution, Operands};
@@ -40,6 +41,13 @@ fn handle(device: &CudaDevice) -> Result<Arc<Cudnn>> {
         Ok(handles.entry(device.id()).or_insert(handle).clone())
     })
 }
+
+/// Device, convolution and algorithm.
+type Planned = (usize, Convolution, Algorithm);
+
+/// Bytes of the workspaces that cuDNN needs. It plans the whole convolution to tell, which takes a millisecond. All handles of a device
+/// are made alike here, so they give the same answers.
+static WORKSPACES: LazyLock<Mutex<HashMap<Planned, usize>>> = LazyLock::new(Mutex::default);
 
 /// The cuDNN descriptors of a convolution. `C` is the accumulator type.
 struct Descriptors<T: CudnnDataType, C: CudnnDataType> {
@@ -85,9 +93,20 @@ impl<T: CudnnDataType, C: CudnnDataType> Descriptors<T, C> {
         ConvForward { conv: &self.convolution, x: &self.x, w: &self.weight, y: &self.y }
     }
 
+    /// Bytes of the workspace that cuDNN needs for the algorithm: as it told before, or tells now.
+    fn workspace_bytes(&self, device: &CudaDevice, of: &Convolution, algorithm: Algorithm) -> Result<usize> {
+        let planned = (device.cuda_stream().context().ordinal(), *of, algorithm);
+        if let Some(&bytes) = WORKSPACES.lock().get(&planned) {
+            return Ok(bytes);
+        }
+        let bytes = self.bare().get_workspace_size(algorithm)?;
+        WORKSPACES.lock().insert(planned, bytes);
+        Ok(bytes)
+    }
+
     /// Is the algorithm's workspace below the limit?
-    fn fits(&self, algorithm: Algorithm) -> bool {
-        self.bare().get_workspace_size(algorithm).is_ok_and(|bytes| bytes as u64 <= WORKSPACE_LIMIT)
+    fn fits(&self, device: &CudaDevice, of: &Convolution, algorithm: Algorithm) -> bool {
+        self.workspace_bytes(device, of, algorithm).is_ok_and(|bytes| bytes as u64 <= WORKSPACE_LIMIT)
     }
 
     fn fused(&self) -> ConvBiasActivationForward<'_, T, C, C, T> {
@@ -114,7 +133,10 @@ where
         return Ok(vec![DEFAULT]);
     }
     let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
-    Ok([DEFAULT].into_iter().chain(WITH_ACTIVATION.into_iter().filter(|&other| descriptors.fits(other))).collect())
+    Ok([DEFAULT]
+        .into_iter()
+        .chain(WITH_ACTIVATION.into_iter().filter(|&other| descriptors.fits(device, of, other)))
+        .collect())
 }
 
 /// cuDNN's own choice, if it is one of [`algorithms`].
@@ -124,7 +146,8 @@ where
     C: CudnnDataType,
 {
     let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
-    let is_known = |guess: &Algorithm| of.relu && WITH_ACTIVATION.contains(guess) && descriptors.fits(*guess);
+    let is_known =
+        |guess: &Algorithm| of.relu && WITH_ACTIVATION.contains(guess) && descriptors.fits(device, of, *guess);
     let guess = descriptors.bare().pick_algorithm().ok().filter(is_known);
     Ok(guess.unwrap_or(DEFAULT))
 }
@@ -146,7 +169,7 @@ where
 {
     operands.check(of, y)?;
     let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
-    let bytes = descriptors.bare().get_workspace_size(algorithm)?;
+    let bytes = descriptors.workspace_bytes(device, of, algorithm)?;
     let mut workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
     let (one, zero) = (T::from_f64(1.), T::from_f64(0.));
     let stream = device.cuda_stream();
