@@ -9,7 +9,7 @@
 # FOLDER gets the lines and the log of each model, dtype and side. What is there is not measured again, so another call goes on where
 # one ended. A side that fails leaves null in its row.
 #
-# F16, F32: models, in the order of importance   BATCH=1   OUTPUT: the file   GPUS="0 1": which to use, else all
+# F16, BF16, F32: models, in the order of importance   BATCH=1   OUTPUT: the file   GPUS="0 1": which to use, else all
 # ZOO: the program, if it is built   COMMIT: what it was built of   PYTHON=python3   CACHE: of PyTorch's compiler, else in FOLDER
 # NUMERICS=exact,accurate: what to measure of ours   LIMIT=520: seconds after which everything ends   CELL=100: seconds for a model on one side
 set -uo pipefail
@@ -19,6 +19,7 @@ f16=${F16-resnet18 resnet50 vgg16 convnext-tiny mobilenetv4-small vit-base beit-
 qwen2-0.5b sd-1.5-unet-64 sd-1.5-vae-decoder-64 sd-1.5-unet sd-1.5-vae-decoder efficientnet-b0 clip-vit-b32-vision siglip-base \
 segformer-b0 t5-small-encoder bert-by-candle t5-by-candle deepfm-by-candle googlenet-by-candle inception-by-candle nasnet-by-candle}
 f32=${F32-resnet18 resnet50 vgg16 mobilenetv4-small vit-base bert-base modernbert-base whisper-tiny-encoder}
+bf16=${BF16-bert-base vit-base qwen2-0.5b}
 batch=${BATCH:-1}
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 python=${PYTHON:-python3}
@@ -30,7 +31,8 @@ gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --que
 mkdir -p "$folder"
 export TORCHINDUCTOR_CACHE_DIR=${CACHE:-$folder/cache} TORCHINDUCTOR_COMPILE_THREADS=2
 end=$(($(date +%s) + ${LIMIT:-520}))
-cells=$(for model in $f16; do echo "$model f16"; done; for model in $f32; do echo "$model f32"; done)
+cells=$(for model in $f16; do echo "$model f16"; done; for model in $bf16; do echo "$model bf16"; done
+    for model in $f32; do echo "$model f32"; done)
 
 # Runs a command for at most CELL seconds, and not beyond the end of the script. 124 or 137 if it was stopped.
 limited() {

@@ -8,19 +8,44 @@ use crate::tune::challengers::challengers;
 use crate::tune::Contestant;
 use crate::{Error, Result};
 
-/// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only nine times.
+/// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only a few times.
 pub(crate) const REQUIRED_GAIN: f64 = 0.01;
 
-/// Runs of each, of which the median counts.
-pub(crate) const ROUNDS: usize = 9;
+/// So many times as fast another schedule makes a plan at most: an assumption, which saves the time of measuring those of a plan that
+/// has to be faster than another plan.
+const LARGEST_GAIN_OF_SCHEDULES: f64 = 1.5;
+
+/// How often replays that take so long are run to be compared, of which the median counts: fewer times if they are long, since those
+/// differ less from run to run, and a build should not take much longer for them.
+pub(crate) fn rounds(us: f64) -> usize {
+    const MOST: usize = 9;
+    const FEWEST: usize = 3;
+    /// What all runs of one of them may take.
+    const IN_ALL_US: f64 = 15_000.;
+    ((IN_ALL_US / us.max(1.)) as usize).clamp(FEWEST, MOST)
+}
 
 /// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
-/// plan's own schedule.
+/// plan's own schedule. A plan that has to be faster than `rival_us` microseconds has none if no schedule makes it so.
 pub(crate) fn faster(
     bench: &mut Replays,
     problem: &Problem,
     policy: &str,
+    rival_us: Option<f64>,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
+    if let Some(rival_us) = rival_us {
+        // The first replay is slower.
+        let us = bench.lap(bench.base, 0).and_then(|_| bench.lap(bench.base, 0));
+        match us {
+            Ok(us) if us <= LARGEST_GAIN_OF_SCHEDULES * rival_us => {}
+            Ok(_) => return Ok(None),
+            Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
+            Err(error) => {
+                tracing::warn!(%error, "schedules were not benchmarked");
+                return Ok(None);
+            }
+        }
+    }
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
     // One after the other: the driver builds the next graph in the memory of the discarded ones.
     for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
@@ -46,10 +71,22 @@ fn against(
     schedule: Schedule,
 ) -> Result<(Contestant<Box<dyn Replay>>, f64)> {
     let mut challenger = Contestant::new(name, schedule, bench)?;
+    // The first replays are slower.
+    bench.lap(&*challenger.runner, 0)?;
     let mut times = Vec::new();
-    for set in 0..ROUNDS {
+    for set in 0..rounds(bench.lap(fastest, 0)?) {
         times.push(bench.lap(fastest, set)?);
         challenger.samples.push(bench.lap(&*challenger.runner, set)?);
     }
     Ok((challenger, Latency::of(times).median_us))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_replays_run_fewer_times() {
+        assert_eq!([0., 100., 1_700., 3_000., 4_600., 1e6].map(rounds), [9, 9, 8, 5, 3, 3]);
+    }
 }

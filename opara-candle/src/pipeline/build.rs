@@ -26,6 +26,8 @@ pub(super) struct Build<'a> {
     pub is_rewritten: bool,
     /// Is it as an earlier build decided, which is kept on disk?
     pub is_kept: bool,
+    /// Microseconds of a replay of the plan beside which this one is built, if it is.
+    pub rival_us: Option<f64>,
     /// Settings of prepared traces.
     pub settings: Settings,
     /// The recorded trace and the fused one, if building came so far.
@@ -58,20 +60,22 @@ impl<'a> Build<'a> {
             replaced: 0,
             is_rewritten: false,
             is_kept: false,
+            rival_us: None,
             settings: options.settings,
             traces: [None, None],
             dump: options.dump.as_deref().map(|folder| Dump::new(folder, inputs)),
         }
     }
 
-    /// Runs `f`, which builds another plan of the same pass, without rewriting. The times of its stages count as one, under this
-    /// name, and the results of its stages are dumped to a folder of this name.
-    pub fn aside<T>(&mut self, name: &'static str, f: impl FnOnce(&mut Self) -> T) -> T {
+    /// Runs `f`, which builds another plan of the same pass, without rewriting, beside one whose replays take `rival_us`. The times of
+    /// its stages count as one, under this name, and the results of its stages are dumped to a folder of this name.
+    pub fn aside<T>(&mut self, name: &'static str, rival_us: f64, f: impl FnOnce(&mut Self) -> T) -> T {
         let inside = self.dump.as_ref().map(|dump| dump.inside(name));
         let (times, dump) = (std::mem::take(&mut self.times), std::mem::replace(&mut self.dump, inside));
         let before = (self.settings, self.is_rewritten, self.replaced);
-        (self.settings, self.is_rewritten) = (self.options.settings, false);
+        (self.settings, self.is_rewritten, self.rival_us) = (self.options.settings, false, Some(rival_us));
         let result = f(self);
+        self.rival_us = None;
         (self.settings, self.is_rewritten, self.replaced) = before;
         self.dump = dump;
         let spent = std::mem::replace(&mut self.times, times);
@@ -114,14 +118,15 @@ mod tests {
         let mut build = Build::new(&[], &options);
         build.times.add("fuse", 1.);
         (build.settings.constant_room, build.is_rewritten, build.replaced) = (9, true, 7);
-        let seen = build.aside("exact plan", |build| {
+        let seen = build.aside("exact plan", 5., |build| {
             build.times.add("fuse", 2.);
             build.times.add("verify", 3.);
             build.replaced = 5;
-            (build.settings.constant_room, build.is_rewritten)
+            (build.settings.constant_room, build.is_rewritten, build.rival_us)
         });
-        assert_eq!(seen, (options.settings.constant_room, false));
+        assert_eq!(seen, (options.settings.constant_room, false, Some(5.)));
         assert_eq!(build.times.0, BTreeMap::from([("exact plan", 5.), ("fuse", 1.)]));
         assert_eq!((build.settings.constant_room, build.is_rewritten, build.replaced), (9, true, 7));
+        assert_eq!(build.rival_us, None);
     }
 }

@@ -8,7 +8,7 @@ use super::fuse::Fused;
 use super::outcome::why_not_rewritten;
 use super::rewrite::{Exact, Rewritten};
 use super::verify::Verified;
-use crate::challengers::ROUNDS;
+use crate::challengers::rounds;
 use crate::measure::Replays;
 use crate::timing::Latency;
 use crate::{cuda, Error, Result};
@@ -40,7 +40,7 @@ pub(super) fn contest(
     };
     let Some(Exact { pass, .. }) = exact.filter(is_timed) else { return Ok((rewritten, None)) };
     let before = arena.bytes().max(arena_bytes(&rewritten));
-    let outcome = build.aside("exact plan", |build| -> Result<_, Halt> {
+    let outcome = build.aside("exact plan", rewritten.verified.replay_us, |build| -> Result<_, Halt> {
         let exact = finish(*pass, build)?;
         let us = times(&rewritten, &exact, build)?;
         Ok((exact, us))
@@ -87,9 +87,9 @@ fn is_open(rewritten_us: f64, sequential_us: f64) -> bool {
 
 /// Median microseconds of a replay of each; the two take turns.
 fn times(rewritten: &Contestant, exact: &Contestant, build: &Build) -> Result<[f64; 2]> {
-    let mut samples = [Vec::with_capacity(ROUNDS), Vec::with_capacity(ROUNDS)];
+    let mut samples = [Vec::new(), Vec::new()];
     let bench = bench(rewritten, build)?;
-    for round in 0..ROUNDS {
+    for round in 0..rounds(rewritten.verified.replay_us) {
         for (of, samples) in [rewritten, exact].into_iter().zip(&mut samples) {
             samples.push(bench.lap(&*of.verified.instance.replay, round)?);
         }

@@ -83,8 +83,9 @@ fn tune(
 fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
     let Instance { plan, replay, policy, .. } = &instance;
     let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
-    let winner =
-        build.times.time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy))?;
+    let winner = build
+        .times
+        .time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy, build.rival_us))?;
     Ok(match winner {
         Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,
