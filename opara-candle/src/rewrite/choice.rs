@@ -3,12 +3,12 @@
 use candle::{Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Changes, Graph, Node, ProductPrecision, Standing};
+use opara_plan::rewrite::{Changes, Graph, Node, Output, ProductPrecision, Standing, Value};
 
-use super::accuracy::{compare, same_kinds, Compared};
+use super::accuracy::{compare, compare_few, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::set::Set;
+use super::set::{in_double_precision, joined, large_values, Set};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -32,7 +32,7 @@ pub(crate) fn choose_as_before<T>(
     using: impl FnOnce(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
 ) -> crate::Result<Option<(Choice, T)>> {
     let Some((changed, fits)) = standing.applied(graph) else { return Ok(None) };
-    let Ok(compared) = checked(&changed, sets)? else { return Ok(None) };
+    let Ok(compared) = checked(graph, &changed, sets)? else { return Ok(None) };
     let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
     let Ok(used) = using(&changed, inputs)? else { return Ok(None) };
     let standing = standing.clone();
@@ -97,7 +97,7 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         if fits.is_empty() {
             return Ok(Err("no rule is left".into()));
         }
-        let compared = checked(&changed, sets)?;
+        let compared = checked(graph, &changed, sets)?;
         let standing = Standing::new(without, changes, &fits);
         Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), standing }))
     };
@@ -178,20 +178,31 @@ fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
     }
 }
 
-/// Holds what a changed graph computes against double precision; the worst of its outputs.
-fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
+/// Holds what a changed graph computes against double precision; the worst of its outputs. If an output has few numbers, the last value
+/// of enough numbers before it is held against double precision, too.
+fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for set in sets {
         let Set { inputs, outputs, recorded, .. } = set;
+        let large = if set.gives_few() { last_large(graph, changed) } else { None };
+        if let Some(at) = large {
+            match compared_at(graph, changed, at, set)? {
+                Ok(compared) => worst = worse(worst, compared),
+                Err(reason) => return Ok(Err(reason)),
+            }
+        }
         let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
         let given = given.collect::<Result<Vec<_>>>()?;
         for at in 0..outputs.len() {
             let reference = in_one_row(set.all().map(|set| &set.references[at]))?;
             let candle = in_one_row(set.all().map(|set| &set.outputs[at]))?;
             let other = in_one_row(given.iter().map(|given| &given[at]))?;
-            match compare(&reference, &candle, &other)? {
-                Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
-                Ok(_) => {}
+            let compared = match large {
+                Some(_) => compare_few(&reference, &candle, &other)?,
+                None => compare(&reference, &candle, &other)?,
+            };
+            match compared {
+                Ok(compared) => worst = worse(worst, compared),
                 Err(reason) => return Ok(Err(reason)),
             }
         }
@@ -203,4 +214,37 @@ fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared
         }
     }
     Ok(Ok(worst))
+}
+
+/// The one of which the changed graph's errors are larger.
+fn worse(a: Compared, b: Compared) -> Compared {
+    if b.other.rms >= a.other.rms {
+        b
+    } else {
+        a
+    }
+}
+
+/// The last node of enough numbers that both graphs compute.
+fn last_large(graph: &Graph, changed: &Graph) -> Option<usize> {
+    let of_both = large_values(graph);
+    large_values(changed).into_iter().rev().find(|at| {
+        let [node, other] = [graph, changed].map(|graph| graph.nodes.get(*at).map(|node| (node.len, node.element)));
+        of_both.binary_search(at).is_ok() && node == other
+    })
+}
+
+/// Holds a node of a changed graph against double precision.
+fn compared_at(
+    graph: &Graph,
+    changed: &Graph,
+    at: usize,
+    Set { inputs, numbers, .. }: &Set,
+) -> Result<std::result::Result<Compared, String>> {
+    let ending = |graph: &Graph| Graph { outputs: vec![Output { value: Value::Node(at), buffer: 0 }], ..graph.clone() };
+    let original = ending(&joined(graph));
+    let reference = in_double_precision(&original, inputs, *numbers)?;
+    let candle = evaluate(&original, inputs, Arithmetic::Typed, *numbers)?;
+    let other = evaluate(&ending(changed), inputs, Arithmetic::Typed, *numbers)?;
+    compare(&reference[0], &candle[0], &other[0])
 }
