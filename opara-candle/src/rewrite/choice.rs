@@ -8,7 +8,7 @@ use opara_plan::rewrite::{Changes, Graph, Node, Output, ProductPrecision, Standi
 use super::accuracy::{compare, compare_few, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::set::{in_double_precision, joined, large_values, Set};
+use super::set::{in_double_precision, joined, large_values, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -178,32 +178,34 @@ fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
     }
 }
 
-/// Holds what a changed graph computes against double precision; the worst of its outputs. If an output has few numbers, the last value
-/// of enough numbers before it is held against double precision, too.
+/// Holds what a changed graph computes against double precision; the worst of its outputs. Before an output of few numbers, the last
+/// value of enough numbers that it is computed of is held against double precision, too.
 fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for set in sets {
         let Set { inputs, outputs, recorded, .. } = set;
-        let large = if set.gives_few() { last_large(graph, changed) } else { None };
-        if let Some(at) = large {
-            match compared_at(graph, changed, at, set)? {
-                Ok(compared) => worst = worse(worst, compared),
-                Err(reason) => return Ok(Err(reason)),
-            }
-        }
         let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
         let given = given.collect::<Result<Vec<_>>>()?;
+        let mut judged = HashSet::new();
         for at in 0..outputs.len() {
             let reference = in_one_row(set.all().map(|set| &set.references[at]))?;
             let candle = in_one_row(set.all().map(|set| &set.outputs[at]))?;
             let other = in_one_row(given.iter().map(|given| &given[at]))?;
-            let compared = match large {
+            let is_few = reference.elem_count() < ENOUGH;
+            let large = if is_few { last_large(graph, changed, at) } else { None };
+            let before = match large.filter(|node| judged.insert(*node)) {
+                Some(node) => Some(compared_at(graph, changed, node, set)?),
+                None => None,
+            };
+            let itself = match large {
                 Some(_) => compare_few(&reference, &candle, &other)?,
                 None => compare(&reference, &candle, &other)?,
             };
-            match compared {
-                Ok(compared) => worst = worse(worst, compared),
-                Err(reason) => return Ok(Err(reason)),
+            for compared in before.into_iter().chain([itself]) {
+                match compared {
+                    Ok(compared) => worst = worse(worst, compared),
+                    Err(reason) => return Ok(Err(reason)),
+                }
             }
         }
         let Some(recorded) = recorded else { continue };
@@ -225,12 +227,18 @@ fn worse(a: Compared, b: Compared) -> Compared {
     }
 }
 
-/// The last node of enough numbers that both graphs compute.
-fn last_large(graph: &Graph, changed: &Graph) -> Option<usize> {
-    let of_both = large_values(graph);
-    large_values(changed).into_iter().rev().find(|at| {
+/// A graph that computes one output alone.
+fn ending(graph: &Graph, output: Output) -> Graph {
+    Graph { outputs: vec![output], ..graph.clone() }
+}
+
+/// The last node of enough numbers on the way to an output that both graphs compute.
+fn last_large(graph: &Graph, changed: &Graph, output: usize) -> Option<usize> {
+    let [of_graph, of_changed] =
+        [graph, changed].map(|graph| large_values(&ending(graph, graph.outputs[output].clone())));
+    of_changed.into_iter().rev().find(|at| {
         let [node, other] = [graph, changed].map(|graph| graph.nodes.get(*at).map(|node| (node.len, node.element)));
-        of_both.binary_search(at).is_ok() && node == other
+        of_graph.binary_search(at).is_ok() && node == other
     })
 }
 
@@ -241,7 +249,7 @@ fn compared_at(
     at: usize,
     Set { inputs, numbers, .. }: &Set,
 ) -> Result<std::result::Result<Compared, String>> {
-    let ending = |graph: &Graph| Graph { outputs: vec![Output { value: Value::Node(at), buffer: 0 }], ..graph.clone() };
+    let ending = |graph: &Graph| ending(graph, Output { value: Value::Node(at), buffer: 0 });
     let original = ending(&joined(graph));
     let reference = in_double_precision(&original, inputs, *numbers)?;
     let candle = evaluate(&original, inputs, Arithmetic::Typed, *numbers)?;

@@ -92,12 +92,6 @@ impl Set {
         Ok(Self { inputs, outputs, references, numbers, recorded: None, nearby: Vec::new() })
     }
 
-    /// Are an output's numbers so few that luck decides whose roundings are smaller?
-    pub(super) fn gives_few(&self) -> bool {
-        let elements = |at: usize| self.all().map(|set| set.outputs[at].elem_count()).sum::<usize>();
-        (0..self.outputs.len()).any(|at| (1..ENOUGH).contains(&elements(at)))
-    }
-
     /// This one, and those nearby.
     pub(super) fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.nearby)
@@ -111,7 +105,7 @@ fn varies(input: &Input) -> bool {
 
 /// As many numbers tell errors apart that differ by a twentieth. The most runs that are computed for them, and the most elements that
 /// all of these read.
-const ENOUGH: usize = 512;
+pub(super) const ENOUGH: usize = 512;
 const MOST: usize = 32;
 const AT_MOST_IN_ALL: usize = 1 << 24;
 /// The most runs behind values of enough numbers.

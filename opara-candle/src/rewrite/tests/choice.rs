@@ -101,6 +101,10 @@ fn values_before_a_single_number_tell_what_is_less_accurate() -> Result<()> {
     let rounded = inputs((numbers(1024, 0.9)? + 2.)?)?;
     let one = choice(sum_of_channels(), &rounded)?.unwrap();
     assert_eq!(rules(&one), ["convolution"], "{:?}", one.notes);
+    // A large output beside the single number is held to what large ones are held to.
+    let mut both = sum_of_channels();
+    both.outputs.insert(0, Output { value: Value::Node(1), buffer: 8 });
+    assert_eq!(rules(&choice(both, &rounded)?.unwrap()), ["convolution"]);
     let (_, set) = in_f16(sum_of_channels(), &exact)?;
     assert_eq!(set.all().count(), 9);
     Ok(())
