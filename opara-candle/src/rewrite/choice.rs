@@ -234,8 +234,7 @@ fn ending(graph: &Graph, output: Output) -> Graph {
 
 /// The last node of enough numbers on the way to an output that both graphs compute.
 fn last_large(graph: &Graph, changed: &Graph, output: usize) -> Option<usize> {
-    let [of_graph, of_changed] =
-        [graph, changed].map(|graph| large_values(&ending(graph, graph.outputs[output].clone())));
+    let [of_graph, of_changed] = [graph, changed].map(|graph| large_values(&ending(graph, graph.outputs[output])));
     of_changed.into_iter().rev().find(|at| {
         let [node, other] = [graph, changed].map(|graph| graph.nodes.get(*at).map(|node| (node.len, node.element)));
         of_graph.binary_search(at).is_ok() && node == other
