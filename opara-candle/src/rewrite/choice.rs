@@ -3,12 +3,12 @@
 use candle::{Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Changes, Graph, Node, Output, ProductPrecision, Standing, Value};
+use opara_plan::rewrite::{Changes, Graph, Node, ProductPrecision, Standing};
 
-use super::accuracy::{compare, compare_few, same_kinds, Compared};
+use super::accuracy::{compare, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::set::{in_double_precision, joined, large_values, Set, ENOUGH};
+use super::set::Set;
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -32,7 +32,7 @@ pub(crate) fn choose_as_before<T>(
     using: impl FnOnce(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
 ) -> crate::Result<Option<(Choice, T)>> {
     let Some((changed, fits)) = standing.applied(graph) else { return Ok(None) };
-    let Ok(compared) = checked(graph, &changed, sets)? else { return Ok(None) };
+    let Ok(compared) = checked(&changed, sets)? else { return Ok(None) };
     let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
     let Ok(used) = using(&changed, inputs)? else { return Ok(None) };
     let standing = standing.clone();
@@ -97,7 +97,7 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         if fits.is_empty() {
             return Ok(Err("no rule is left".into()));
         }
-        let compared = checked(graph, &changed, sets)?;
+        let compared = checked(&changed, sets)?;
         let standing = Standing::new(without, changes, &fits);
         Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), standing }))
     };
@@ -178,34 +178,21 @@ fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
     }
 }
 
-/// Holds what a changed graph computes against double precision; the worst of its outputs. Before an output of few numbers, the last
-/// value of enough numbers that it is computed of is held against double precision, too.
-fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
+/// Holds what a changed graph computes against double precision; the worst of its outputs.
+fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for set in sets {
         let Set { inputs, outputs, recorded, .. } = set;
         let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
         let given = given.collect::<Result<Vec<_>>>()?;
-        let mut judged = HashSet::new();
         for at in 0..outputs.len() {
             let reference = in_one_row(set.all().map(|set| &set.references[at]))?;
             let candle = in_one_row(set.all().map(|set| &set.outputs[at]))?;
             let other = in_one_row(given.iter().map(|given| &given[at]))?;
-            let is_few = reference.elem_count() < ENOUGH;
-            let large = if is_few { last_large(graph, changed, at) } else { None };
-            let before = match large.filter(|node| judged.insert(*node)) {
-                Some(node) => Some(compared_at(graph, changed, node, set)?),
-                None => None,
-            };
-            let itself = match large {
-                Some(_) => compare_few(&reference, &candle, &other)?,
-                None => compare(&reference, &candle, &other)?,
-            };
-            for compared in before.into_iter().chain([itself]) {
-                match compared {
-                    Ok(compared) => worst = worse(worst, compared),
-                    Err(reason) => return Ok(Err(reason)),
-                }
+            match compare(&reference, &candle, &other)? {
+                Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
+                Ok(_) => {}
+                Err(reason) => return Ok(Err(reason)),
             }
         }
         let Some(recorded) = recorded else { continue };
@@ -216,42 +203,4 @@ fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::
         }
     }
     Ok(Ok(worst))
-}
-
-/// The one of which the changed graph's errors are larger.
-fn worse(a: Compared, b: Compared) -> Compared {
-    if b.other.rms >= a.other.rms {
-        b
-    } else {
-        a
-    }
-}
-
-/// A graph that computes one output alone.
-fn ending(graph: &Graph, output: Output) -> Graph {
-    Graph { outputs: vec![output], ..graph.clone() }
-}
-
-/// The last node of enough numbers on the way to an output that both graphs compute.
-fn last_large(graph: &Graph, changed: &Graph, output: usize) -> Option<usize> {
-    let [of_graph, of_changed] = [graph, changed].map(|graph| large_values(&ending(graph, graph.outputs[output])));
-    of_changed.into_iter().rev().find(|at| {
-        let [node, other] = [graph, changed].map(|graph| graph.nodes.get(*at).map(|node| (node.len, node.element)));
-        of_graph.binary_search(at).is_ok() && node == other
-    })
-}
-
-/// Holds a node of a changed graph against double precision.
-fn compared_at(
-    graph: &Graph,
-    changed: &Graph,
-    at: usize,
-    Set { inputs, numbers, .. }: &Set,
-) -> Result<std::result::Result<Compared, String>> {
-    let ending = |graph: &Graph| ending(graph, Output { value: Value::Node(at), buffer: 0 });
-    let original = ending(&joined(graph));
-    let reference = in_double_precision(&original, inputs, *numbers)?;
-    let candle = evaluate(&original, inputs, Arithmetic::Typed, *numbers)?;
-    let other = evaluate(&ending(changed), inputs, Arithmetic::Typed, *numbers)?;
-    compare(&reference[0], &candle[0], &other[0])
 }

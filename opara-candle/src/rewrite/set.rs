@@ -3,8 +3,7 @@
 use candle::{DType, Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
-use opara_plan::rewrite::{Compute, Graph, Input, Node};
-use opara_plan::trace::Function;
+use opara_plan::rewrite::{Graph, Input};
 
 use super::accuracy::has_no_finite;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
@@ -45,9 +44,7 @@ impl Set {
         let varying = graph.inputs.iter().zip(&set.inputs).filter(|(input, _)| varies(input));
         let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
         let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
-        // Where there are more numbers on the way, those are held against double precision, too.
-        let most = if large_values(graph).is_empty() { MOST } else { MOST_BEHIND_LARGE };
-        for number in 1..ENOUGH.div_ceil(elements).min(most + 1).min(affordable + 1) {
+        for number in 1..ENOUGH.div_ceil(elements).min(MOST + 1).min(affordable + 1) {
             // Without memory for more there are fewer.
             let Ok(beside) = set.beside(graph, number) else { break };
             set.nearby.push(beside);
@@ -105,32 +102,12 @@ fn varies(input: &Input) -> bool {
 
 /// As many numbers tell errors apart that differ by a twentieth. The most runs that are computed for them, and the most elements that
 /// all of these read.
-pub(super) const ENOUGH: usize = 512;
+const ENOUGH: usize = 512;
 const MOST: usize = 32;
 const AT_MOST_IN_ALL: usize = 1 << 24;
-/// The most runs behind values of enough numbers.
-const MOST_BEHIND_LARGE: usize = 8;
-
-/// The nodes that compute enough numbers to tell errors apart: floats that are not only copied, and that depend on what differs from
-/// pass to pass.
-pub(super) fn large_values(graph: &Graph) -> Vec<usize> {
-    let (live, constant) = (graph.live(), graph.constant());
-    let computes = |node: &Node| match &node.compute {
-        Compute::Concat { .. } => false,
-        Compute::Recorded(function) => {
-            !matches!(function, Function::Copy | Function::Zeros | Function::Fill(_) | Function::IndexSelect { .. })
-        }
-        _ => true,
-    };
-    let is_large = |&at: &usize| {
-        let node = &graph.nodes[at];
-        live[at] && !constant[at] && node.element.is_float() && node.len >= ENOUGH as u64 && computes(node)
-    };
-    (0..graph.nodes.len()).filter(is_large).collect()
-}
 
 /// A graph's outputs in double precision. Grouped convolutions are one each there: candle takes seconds for thousands of groups.
-pub(super) fn in_double_precision(graph: &Graph, inputs: &[Tensor], numbers: Numbers) -> Result<Vec<Tensor>> {
+fn in_double_precision(graph: &Graph, inputs: &[Tensor], numbers: Numbers) -> Result<Vec<Tensor>> {
     let arithmetic = Arithmetic::In(DType::F64);
     evaluate(&joined(graph), inputs, arithmetic, numbers).or_else(|_| evaluate(graph, inputs, arithmetic, numbers))
 }

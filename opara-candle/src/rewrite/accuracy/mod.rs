@@ -53,24 +53,15 @@ pub(crate) fn compare(
     candle: &Tensor,
     other: &Tensor,
 ) -> Result<std::result::Result<Compared, String>> {
-    compared(unit(candle.dtype()), 1., [reference, candle, other])
+    compared(unit(candle.dtype()), [reference, candle, other])
 }
 
-/// The same of so few numbers that luck decides whose errors are smaller: they may be twice as large.
-pub(crate) fn compare_few(
-    reference: &Tensor,
-    candle: &Tensor,
-    other: &Tensor,
-) -> Result<std::result::Result<Compared, String>> {
-    compared(unit(candle.dtype()), 2., [reference, candle, other])
-}
-
-fn compared(unit: f64, times: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
+fn compared(unit: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
     let errors = match on_device::errors(unit, tensors)? {
         Some(errors) => Ok(errors),
         None => on_host::errors(unit, tensors)?,
     };
-    Ok(errors.and_then(|errors| judged(unit, times, errors)))
+    Ok(errors.and_then(|errors| judged(unit, errors)))
 }
 
 /// Whether no element is finite.
@@ -99,18 +90,18 @@ fn unit(dtype: DType) -> f64 {
     }
 }
 
-/// Whether a result with these errors is no less accurate, or so many times less: candle's come first.
-fn judged(unit: f64, times: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compared, String> {
+/// Whether a result with these errors is no less accurate: candle's come first.
+fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compared, String> {
     if candle.rms * unit > EXPLAINED {
         return Err(format!(
             "double precision does not give candle's results: they differ by {:.2e}",
             candle.rms * unit
         ));
     }
-    if other.rms > times * (1.05 * candle.rms + 0.05) {
+    if other.rms > 1.05 * candle.rms + 0.05 {
         return Err(format!("its mean error is {:.3} roundings, candle's {:.3}", other.rms, candle.rms));
     }
-    if other.max > times * (1.5 * candle.max + 1.) {
+    if other.max > 1.5 * candle.max + 1. {
         return Err(format!("its largest error is {:.3} roundings, candle's {:.3}", other.max, candle.max));
     }
     Ok(Compared { candle, other, unit })

@@ -33,8 +33,8 @@ fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std:
         ),
         (None, Err(_)) => {}
     }
-    let both = super::compared(unit, 1., tensors).unwrap();
-    let judged = host.and_then(|host| judged(unit, 1., host));
+    let both = super::compared(unit, tensors).unwrap();
+    let judged = host.and_then(|host| judged(unit, host));
     assert_eq!(both.is_ok(), judged.is_ok(), "{both:?} {judged:?}");
     both
 }
@@ -54,14 +54,6 @@ fn what_is_as_near_is_taken_and_what_is_farther_is_not() {
     let mut one_off = [0.5; 100];
     one_off[7] = 2.;
     assert!(verdict(&[0.5; 100], &one_off).unwrap_err().contains("largest"));
-}
-
-#[test]
-fn few_numbers_may_have_twice_the_error() {
-    let of = |errors: f64| tensor(&[1. + errors * 2f64.powi(-53), 1.]);
-    let few = |other: f64| compare_few(&of(0.), &of(8.), &of(other)).unwrap();
-    assert!(few(16.).is_ok());
-    assert!(few(20.).unwrap_err().contains("mean error"));
 }
 
 #[test]

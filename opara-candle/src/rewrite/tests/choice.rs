@@ -75,41 +75,6 @@ fn what_is_less_accurate_costs_itself_alone() -> Result<()> {
     Ok(())
 }
 
-/// A convolution of one pixel, from 64 channels to 1024, a factor for every channel of the result, and the sum of all.
-fn sum_of_channels() -> Graph {
-    let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
-    let image = operand(Value::Input(0), 0, &[(1, 64), (64, 1), (1, 1), (1, 1)]);
-    let window = Window { kernel: [1; 2], ..window(0, 1) };
-    let nodes = vec![
-        node(Function::Convolution(window), vec![image, all(Value::Input(1), 64 * 1024)], 1024),
-        node(Function::Binary("mul".into()), vec![all(Value::Node(0), 1024), all(Value::Input(2), 1024)], 1024),
-        node(Function::RowSum(1024), vec![all(Value::Node(1), 1024)], 1),
-    ];
-    let inputs = [(64, false), (64 * 1024, true), (1024, true)].map(|(len, is_constant)| input(len, is_constant));
-    Graph { inputs: inputs.into(), nodes, outputs: vec![Output { value: Value::Node(2), buffer: 9 }] }
-}
-
-#[test]
-fn values_before_a_single_number_tell_what_is_less_accurate() -> Result<()> {
-    let inputs =
-        |factors: Tensor| -> Result<[Tensor; 3]> { Ok([numbers(64, 0.3)?, numbers(64 * 1024, 0.7)?, factors]) };
-    let rules = |choice: &Choice| choice.fits.iter().map(|fit| fit.rule).collect::<Vec<_>>();
-    let exact = inputs(Tensor::full(2f32, 1024, &Device::Cpu)?)?;
-    let all = choice(sum_of_channels(), &exact)?.unwrap();
-    assert_eq!((rules(&all), all.notes.len()), (vec!["convolution", "convolution-norm"], 0));
-    // Weights round once more with factors that are no powers of two.
-    let rounded = inputs((numbers(1024, 0.9)? + 2.)?)?;
-    let one = choice(sum_of_channels(), &rounded)?.unwrap();
-    assert_eq!(rules(&one), ["convolution"], "{:?}", one.notes);
-    // A large output beside the single number is held to what large ones are held to.
-    let mut both = sum_of_channels();
-    both.outputs.insert(0, Output { value: Value::Node(1), buffer: 8 });
-    assert_eq!(rules(&choice(both, &rounded)?.unwrap()), ["convolution"]);
-    let (_, set) = in_f16(sum_of_channels(), &exact)?;
-    assert_eq!(set.all().count(), 9);
-    Ok(())
-}
-
 #[test]
 fn what_is_accurate_stands_at_once() -> Result<()> {
     let two = Tensor::full(2f32, 8, &Device::Cpu)?;
