@@ -36,31 +36,37 @@ pub(crate) fn faster(
     if let Some(rival_us) = rival_us {
         // The first replay is slower.
         let us = bench.lap(bench.base, 0).and_then(|_| bench.lap(bench.base, 0));
-        match us {
-            Ok(us) if us <= LARGEST_GAIN_OF_SCHEDULES * rival_us => {}
-            Ok(_) => return Ok(None),
-            Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
-            Err(error) => {
-                tracing::warn!(%error, "schedules were not benchmarked");
-                return Ok(None);
-            }
+        if unless_lost(us, policy)?.is_none_or(|us| us > LARGEST_GAIN_OF_SCHEDULES * rival_us) {
+            return Ok(None);
         }
     }
     let mut best: Option<Contestant<Box<dyn Replay>>> = None;
     // One after the other: the driver builds the next graph in the memory of the discarded ones.
     for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
         let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
-        match against(bench, fastest, name.clone(), schedule) {
-            Ok((challenger, best_us)) if challenger.median() < best_us * (1. - REQUIRED_GAIN) => {
-                best = Some(challenger)
-            }
-            Ok(_) => {}
-            Err(lost @ Error::DeviceLost { .. }) => return Err(lost),
-            // The device may lack the memory for it; the plan's own schedule still runs.
-            Err(error) => tracing::warn!(%error, challenger = name, "a schedule was not benchmarked"),
+        let measured = unless_lost(against(bench, fastest, name.clone(), schedule), &name)?;
+        let faster = measured.filter(|(challenger, best_us)| challenger.median() < best_us * (1. - REQUIRED_GAIN));
+        if let Some((challenger, _)) = faster {
+            best = Some(challenger);
         }
     }
     Ok(best)
+}
+
+/// The result of measuring a schedule. `None`, with a warning, if that failed: the device may lack the memory for it, and the plan's own
+/// schedule still runs.
+///
+/// # Errors
+/// A lost device.
+fn unless_lost<T>(measured: Result<T>, schedule: &str) -> Result<Option<T>> {
+    match measured {
+        Ok(measured) => Ok(Some(measured)),
+        Err(lost @ Error::DeviceLost { .. }) => Err(lost),
+        Err(error) => {
+            tracing::warn!(%error, schedule, "a schedule was not benchmarked");
+            Ok(None)
+        }
+    }
 }
 
 /// Runs a schedule and the fastest one so far alternately; returns the contestant, and the median time of the fastest.

@@ -72,11 +72,10 @@ impl<'a> Build<'a> {
     pub fn aside<T>(&mut self, name: &'static str, rival_us: f64, f: impl FnOnce(&mut Self) -> T) -> T {
         let inside = self.dump.as_ref().map(|dump| dump.inside(name));
         let (times, dump) = (std::mem::take(&mut self.times), std::mem::replace(&mut self.dump, inside));
-        let before = (self.settings, self.is_rewritten, self.replaced);
+        let before = (self.settings, self.is_rewritten, self.replaced, self.rival_us);
         (self.settings, self.is_rewritten, self.rival_us) = (self.options.settings, false, Some(rival_us));
         let result = f(self);
-        self.rival_us = None;
-        (self.settings, self.is_rewritten, self.replaced) = before;
+        (self.settings, self.is_rewritten, self.replaced, self.rival_us) = before;
         self.dump = dump;
         let spent = std::mem::replace(&mut self.times, times);
         self.times.add(name, spent.0.values().sum());

@@ -45,8 +45,8 @@ fn handle(device: &CudaDevice) -> Result<Arc<Cudnn>> {
 /// Device, convolution and algorithm.
 type Planned = (usize, Convolution, Algorithm);
 
-/// Bytes of the workspaces that cuDNN needs. It plans the whole convolution to tell, which takes a millisecond. All handles of a device
-/// are made alike here, so they give the same answers.
+/// Bytes of the workspaces that cuDNN needs. It plans the whole convolution to tell. All handles of a device are made alike here, so they
+/// give the same answers.
 static WORKSPACES: LazyLock<Mutex<HashMap<Planned, usize>>> = LazyLock::new(Mutex::default);
 
 /// The cuDNN descriptors of a convolution. `C` is the accumulator type.
