@@ -16,6 +16,8 @@ struct Candidate<W> {
     factor: f64,
     /// The least device time of a run so far, times the factor.
     weighted_us: f64,
+    /// How long the host needed to launch it, the last time.
+    launch_us: f64,
     /// Before and after its runs.
     events: [Event; 2],
 }
@@ -28,56 +30,54 @@ pub(super) fn fastest<W: Copy, R>(
     implementations: &[(W, f64)],
     run: &mut impl FnMut(W) -> Result<R>,
 ) -> Option<W> {
-    let (mut left, mut launch_us) = (Vec::with_capacity(implementations.len()), 0f64);
+    let mut left = Vec::with_capacity(implementations.len());
     for &(implementation, factor) in implementations {
         // The first run loads the kernel. Libraries report only at run time that an algorithm does not support the operands.
         if run(implementation).map(drop).is_err() {
             continue;
         }
-        let (again, us) = wall_us(|| run(implementation).map(drop));
+        let (again, launch_us) = wall_us(|| run(implementation).map(drop));
         if let (Ok(()), Ok(start), Ok(end)) = (again, stream.event(true), stream.event(true)) {
-            launch_us = launch_us.max(us);
-            left.push(Candidate { implementation, factor, weighted_us: f64::INFINITY, events: [start, end] });
+            left.push(Candidate {
+                implementation,
+                factor,
+                weighted_us: f64::INFINITY,
+                launch_us,
+                events: [start, end],
+            });
         }
     }
     for (runs, slower) in SAMPLES {
         if left.len() < 2 {
             break;
         }
-        launch_us = sample(device, stream, &mut left, run, runs, launch_us);
+        sample(device, stream, &mut left, run, runs);
         let best = left.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min);
         left.retain(|candidate| candidate.weighted_us.is_finite() && candidate.weighted_us <= slower * best);
     }
     left.first().map(|candidate| candidate.implementation)
 }
 
-/// Measures `runs` runs of each candidate, one candidate after the other. The host needs `launch_us` microseconds for a run; returns
-/// what it needed for the slowest one this time. A candidate that fails takes infinitely long.
+/// Measures `runs` runs of each candidate, one candidate after the other. A candidate that fails takes infinitely long.
 fn sample<W: Copy, R>(
     device: &CudaDevice,
     stream: &Stream,
-    candidates: &mut [Candidate<W>],
+    mut candidates: &mut [Candidate<W>],
     run: &mut impl FnMut(W) -> Result<R>,
     runs: usize,
-    launch_us: f64,
-) -> f64 {
-    /// If other threads hold the driver's locks, the host is slow, and a longer wait would also slow down the other threads.
-    const LONGEST_WAIT_US: f64 = 5_000.;
-    let host_us = 2. * runs as f64 * launch_us;
-    let together = (LONGEST_WAIT_US / host_us) as usize;
-    let mut slowest_us: f64 = 0.;
-    for some in candidates.chunks_mut(together.max(1)) {
-        // Keep the GPU busy for longer than the host needs to launch all of these, so that the samples measure GPU time.
-        let wait_us = (100. + host_us * some.len() as f64).min(LONGEST_WAIT_US);
+) {
+    while !candidates.is_empty() {
+        let (together, wait_us) = behind_one_wait(candidates, runs);
+        let (some, rest) = candidates.split_at_mut(together);
         let waits = kernels::wait(device, wait_us as u64).is_ok();
         let mut have_run = Vec::with_capacity(some.len());
-        for Candidate { implementation, events: [start, end], .. } in some.iter() {
+        for Candidate { implementation, launch_us, events: [start, end], .. } in some.iter_mut() {
             let (has_run, us) = wall_us(|| {
                 stream.record(start).is_ok()
                     && (0..runs).all(|_| run(*implementation).is_ok())
                     && stream.record(end).is_ok()
             });
-            slowest_us = slowest_us.max(us / runs as f64);
+            *launch_us = us / runs as f64;
             have_run.push(waits && has_run);
         }
         for (candidate, has_run) in some.iter_mut().zip(have_run) {
@@ -86,6 +86,22 @@ fn sample<W: Copy, R>(
             let weighted = |us: f64| candidate.weighted_us.min(us / runs as f64 * candidate.factor);
             candidate.weighted_us = us.map_or(f64::INFINITY, weighted);
         }
+        candidates = rest;
     }
-    slowest_us
+}
+
+/// How many of the first candidates run behind one wait, and how long that keeps the GPU busy: for longer than the host needs to
+/// launch them, so that the samples measure GPU time.
+fn behind_one_wait<W>(candidates: &[Candidate<W>], runs: usize) -> (usize, f64) {
+    /// If other threads hold the driver's locks, the host is slow, and a longer wait would also slow down the other threads.
+    const LONGEST_US: f64 = 5_000.;
+    let (mut together, mut wait_us) = (0, 100.);
+    for candidate in candidates {
+        let host_us = 2. * runs as f64 * candidate.launch_us;
+        if together > 0 && wait_us + host_us > LONGEST_US {
+            break;
+        }
+        (together, wait_us) = (together + 1, wait_us + host_us);
+    }
+    (together, wait_us.min(LONGEST_US))
 }
