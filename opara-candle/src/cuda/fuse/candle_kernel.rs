@@ -51,7 +51,7 @@ impl CandleKernel {
         match fused_as {
             RowSum | RowMax | RowMin => Self::reduction(fused_as, of, arguments, launch, table),
             Softmax | LayerNorm | RmsNorm => Self::rows(fused_as, of, arguments, launch),
-            _ => Self::element_wise(element_wise(fused_as, to)?, [of, to], arguments, table),
+            _ => Self::element_wise(element_wise(fused_as)?, [of, to], arguments, table),
         }
     }
 
@@ -199,11 +199,9 @@ fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
     Some((fused_as, find(TYPES, from)?, find(TYPES, to)?))
 }
 
-/// The element-wise operation in this type. Constants are filled in later.
-fn element_wise(fused_as: FusedAs, of: Type) -> Option<Operation> {
+/// The element-wise operation. Constants are filled in later.
+fn element_wise(fused_as: FusedAs) -> Option<Operation> {
     Some(match fused_as {
-        // candle computes silu and sigmoid of bf16 in f32.
-        FusedAs::Unary("silu" | "sigmoid") if of == Type::Bf16 => return None,
         FusedAs::Cast | FusedAs::Copy => Operation::Cast,
         FusedAs::Unary(function) => Operation::ElementWise(function, 1),
         FusedAs::Binary(function) => Operation::ElementWise(function, 2),
@@ -245,15 +243,13 @@ mod tests {
 
     #[test]
     fn the_name_gives_operation_and_types() {
-        let kernel = |name| known(name).and_then(|(of, from, to)| Some((element_wise(of, to)?, from, to)));
+        let kernel = |name| known(name).and_then(|(of, from, to)| Some((element_wise(of)?, from, to)));
         assert_eq!(kernel("badd_f16"), Some((Operation::ElementWise("add", 2), Type::F16, Type::F16)));
         assert_eq!(kernel("ugelu_erf_f32"), Some((Operation::ElementWise("gelu_erf", 1), Type::F32, Type::F32)));
         assert_eq!(kernel("cast_bf16_f32"), Some((Operation::Cast, Type::Bf16, Type::F32)));
         assert_eq!(kernel("ucopy_f16"), Some((Operation::Cast, Type::F16, Type::F16)));
         assert_eq!(kernel("affine_bf16"), Some((Operation::Affine(1., 0.), Type::Bf16, Type::Bf16)));
-        for other in
-            ["badd_f64", "cast_u32_f32", "where_u8_f32", "upowf_f32", "usilu_bf16", "softmax_f32", "gt_f32", "u"]
-        {
+        for other in ["badd_f64", "cast_u32_f32", "where_u8_f32", "upowf_f32", "softmax_f32", "gt_f32", "u"] {
             assert_eq!(kernel(other), None, "{other}");
         }
     }

@@ -30,6 +30,12 @@ __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 HALF_FUNCTIONS(__half)
 HALF_FUNCTIONS(__nv_bfloat16)
 
+// What silu and sigmoid are, with numerators x and 1. candle computes them in f32 if they are of bf16.
+template <typename T> __device__ inline T logistic(T numerator, T x) { return numerator / ((T)1.0 + exponential(-x)); }
+__device__ inline __nv_bfloat16 logistic(__nv_bfloat16 numerator, __nv_bfloat16 x) {
+    return narrow<__nv_bfloat16>(logistic(widen(numerator), widen(x)));
+}
+
 template <typename T> __device__ inline T gelu_tanh(T x) {
     T cube = x * x * x;
     T inner = x + (T)0.044715 * cube;

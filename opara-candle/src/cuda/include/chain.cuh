@@ -54,10 +54,10 @@ UNARY(log, logarithm(x))
 UNARY(sin, sine(x))
 UNARY(cos, cosine(x))
 UNARY(tanh, narrow<T>(tanhf(widen(x))))
-UNARY(silu, x / (one + exponential(-x)))
+UNARY(silu, logistic(x, x))
 UNARY(gelu, gelu_tanh(x))
 UNARY(gelu_erf, mul_rn(x, narrow<T>(normcdff(widen(x)))))
-UNARY(sigmoid, one / (one + exponential(-x)))
+UNARY(sigmoid, logistic(one, x))
 #undef UNARY
 
 #define BINARY(name, result)                                                                                           \
