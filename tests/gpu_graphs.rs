@@ -91,6 +91,21 @@ fn convolutions_with_a_common_input_are_independent() {
     assert_branches_are_free(&fast, inputs(0), 4);
 }
 
+/// cuDNN 9.19 computes such a convolution of bf16 on streams of its handle, which fork from the captured one (seen on an H100; other versions
+/// may choose other kernels).
+#[test]
+fn convolutions_that_fork_streams_of_their_own() {
+    let Some(device) = gpu() else { return };
+    let numbers = |i: usize, shape: [usize; 4]| waves(i, shape.as_slice())?.to_dtype(DType::BF16)?.to_device(&device);
+    let weight = numbers(7, [96, 32, 3, 3]).expect("a weight");
+    let function = move |t: &[Tensor]| {
+        let once = t[0].conv2d(&weight, 1, 2, 1, 1)?.relu()?;
+        let again = t[0].neg()?.conv2d(&weight, 1, 2, 1, 1)?;
+        Ok(vec![(once + again)?])
+    };
+    replayed(Mode::Graph, function, |i| Ok(vec![numbers(i, [1, 32, 56, 56])?]));
+}
+
 #[test]
 fn matmuls_with_a_common_input_are_independent() {
     let Some(device) = gpu() else { return };

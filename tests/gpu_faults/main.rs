@@ -98,6 +98,32 @@ fn failures_in_the_first_build_of_a_process() -> anyhow::Result<()> {
     })
 }
 
+/// The first capture with a convolution makes a handle of cuDNN.
+#[test]
+fn without_a_second_handle_of_cudnn_the_module_runs_eagerly() -> anyhow::Result<()> {
+    let _alone = alone();
+    isolated("without_a_second_handle_of_cudnn_the_module_runs_eagerly", || {
+        let Some(device) = gpu().filter(|_| cfg!(feature = "cudnn")) else { return Ok(()) };
+        let weight = waves(3, (8, 8, 3, 3))?.to_device(&device)?;
+        let function = move |t: &[Tensor]| Ok(vec![t[0].conv2d(&weight, 1, 1, 1, 1)?.relu()?]);
+        let inputs = [waves(0, (1, 8, 16, 16))?.to_device(&device)?];
+        let expected = function(&inputs)?;
+        settle(&device)?;
+        let fault = Fault { call: "cudnnCreate", nth: 1, failure: Failure::OutOfMemory };
+        let (built, calls) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
+        ensure!(calls.contains_key("cudnnCreate"), "it is not called: {calls:?}");
+        let (fast, answer) = built?;
+        assert_same(&answer, &expected, "without a second handle");
+        let report = fast.report();
+        let reason = report.reason.clone().unwrap_or_default();
+        assert!(report.mode == Mode::Eager && reason.contains("second handle"), "{report}");
+        let (fast, answer) = built_and_called(builder(), &function, &inputs)?;
+        assert_same(&answer, &expected, "with a second handle");
+        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        settle(&device)
+    })
+}
+
 #[test]
 fn without_memory_for_challengers_there_is_still_a_graph() -> anyhow::Result<()> {
     let _alone = alone();

@@ -239,11 +239,11 @@ impl Stream {
             let reason = "the executor is built inside a forward pass that is being captured".into();
             return Err(Error::NotCapturable { reason }.into());
         }
-        let private = interpose::PrivateStream::take()?;
+        let mut private = interpose::PrivateStream::take()?;
         // SAFETY: a private stream is used by one thread at a time.
         let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
         let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
-        let (result, mut calls) = interpose::capture(self.0.cu_stream(), &private, pool, &capturing, f);
+        let (result, mut calls) = interpose::capture(self.0.cu_stream(), &mut private, pool, &capturing, f);
         let ended = capturing.end();
         drop(private);
         let Some((raw, status)) = ended else {

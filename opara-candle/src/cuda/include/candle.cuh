@@ -30,7 +30,7 @@ __device__ inline float mul_rn(float a, float b) { return __fmul_rn(a, b); }
 HALF_FUNCTIONS(__half)
 HALF_FUNCTIONS(__nv_bfloat16)
 
-// What silu and sigmoid are, with numerators x and 1. candle computes them in f32 if they are of bf16.
+// numerator / (1 + exp(-x)): silu with numerator x, sigmoid with 1. candle computes both in f32 for bf16.
 template <typename T> __device__ inline T logistic(T numerator, T x) { return numerator / ((T)1.0 + exponential(-x)); }
 __device__ inline __nv_bfloat16 logistic(__nv_bfloat16 numerator, __nv_bfloat16 x) {
     return narrow<__nv_bfloat16>(logistic(widen(numerator), widen(x)));

@@ -77,7 +77,7 @@ impl Arguments<'_> {
         })
     }
 
-    /// Element-wise kernels that no fused kernel stands for: of integers, of more dimensions, of types that are rounded elsewhere.
+    /// Element-wise kernels that no fused kernel stands for: of integers, of more dimensions.
     /// Arguments: elements, dimensions, their table, operands, result.
     fn element_wise(&self, name: &str) -> Option<Meaning> {
         let entry = KernelEntry::of(name)?;

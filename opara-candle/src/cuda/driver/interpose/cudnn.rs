@@ -1,7 +1,12 @@
 //! cuDNN. Each handle belongs to one thread. While a thread captures, its handles are on the private stream.
+//!
+//! Some of cuDNN's kernels run on streams that belong to the handle. Once a call is captured, these streams belong to the capture until it
+//! ends, and the handle cannot run anything. So what is captured with the module's handle runs with a second one, which the private stream
+//! keeps.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
+use std::ptr::null_mut;
 
 use cudarc::cudnn::sys::{
     self, cudaStream_t, cudnnActivationDescriptor_t, cudnnConvolutionDescriptor_t, cudnnConvolutionFwdAlgo_t,
@@ -10,9 +15,9 @@ use cudarc::cudnn::sys::{
 use cudarc::driver::sys::CUstream;
 
 use super::library_call::{Call, Computed, Meaning, Operand, Placed};
-use super::noted::noted;
+use super::noted::noted_beside;
 use super::status::Status;
-use super::thread_capture::private_stream_for;
+use super::thread_capture::{self, private_stream_for};
 use crate::trace::{Dim, Element, Function, Window};
 
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
@@ -40,6 +45,15 @@ super::interpose! {
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
         unsafe { next(handle, stream.cast()) }
     }
+}
+
+// For tests: interposed only to inject failures (super::super::faults).
+#[cfg(feature = "faults")]
+super::interpose! {
+    /// Creates a handle.
+    fn cudnnCreate(handle: *mut cudnnHandle_t) -> cudnnStatus_t, missing MISSING;
+    // SAFETY: the arguments are the caller's.
+    |next| unsafe { next(handle) }
 }
 
 super::interpose! {
@@ -74,15 +88,71 @@ impl Drop for HandlesOn {
 fn set_streams(asked: CUstream, stream: CUstream) {
     let mut of_stream = Vec::new();
     edit(|handles| of_stream.extend(handles.iter().filter(|(_, of)| *of == asked).map(|(handle, _)| *handle)));
-    type SetStream = unsafe extern "C" fn(cudnnHandle_t, cudaStream_t) -> cudnnStatus_t;
-    static SET: super::Next<SetStream> = super::Next::new();
     for handle in of_stream {
-        // SAFETY: the type is cuDNN's; handles leave the list when they are destroyed, and this thread alone uses them.
-        let status = unsafe { SET.get("cudnnSetStream\0").map(|set| set(handle, stream.cast())) };
-        if status != Some(cudnnStatus_t::CUDNN_STATUS_SUCCESS) {
+        // SAFETY: handles leave the list when they are destroyed, and this thread alone uses them.
+        let status = unsafe { set_stream(handle, stream) };
+        if status != cudnnStatus_t::CUDNN_STATUS_SUCCESS {
             tracing::warn!(?status, "the stream of a cuDNN handle could not be set");
         }
     }
+}
+
+/// Sets the stream of a handle, and does not list it.
+///
+/// # Safety
+/// The handle must exist, and no other thread may use it meanwhile.
+unsafe fn set_stream(handle: cudnnHandle_t, stream: CUstream) -> cudnnStatus_t {
+    type SetStream = unsafe extern "C" fn(cudnnHandle_t, cudaStream_t) -> cudnnStatus_t;
+    static SET: super::Next<SetStream> = super::Next::new();
+    // SAFETY: the type is cuDNN's, and the caller vouches for the handle.
+    unsafe { SET.get("cudnnSetStream\0").map_or(MISSING, |set| set(handle, stream.cast())) }
+}
+
+/// A new handle of the current context; null if none can be made. Unlike those of cuBLAS, it does not wait for the device.
+fn new_handle() -> cudnnHandle_t {
+    let mut handle = null_mut();
+    // SAFETY: `handle` receives the handle.
+    let status = unsafe { sys::cudnnCreate(&mut handle) };
+    if status == cudnnStatus_t::CUDNN_STATUS_SUCCESS {
+        return handle;
+    }
+    tracing::warn!(?status, "a cuDNN handle could not be made");
+    null_mut()
+}
+
+/// Makes a call. On a capturing thread it is captured with `handle`, and runs with the capture's.
+fn made(
+    describe: impl FnOnce() -> Call,
+    handle: cudnnHandle_t,
+    call: impl Fn(cudnnHandle_t) -> cudnnStatus_t,
+) -> cudnnStatus_t {
+    let beside = || {
+        let mut of_handle = null_mut();
+        edit(|handles| {
+            of_handle = handles.iter().find(|(known, _)| *known == handle).map_or(null_mut(), |(_, stream)| *stream);
+        });
+        if private_stream_for(of_handle.cast()).is_none() {
+            return cudnnStatus_t::REFUSED;
+        }
+        let found = thread_capture::with(|capture| {
+            if capture.dnn.is_null() {
+                capture.dnn = new_handle().cast();
+            }
+            (capture.dnn.cast(), capture.device())
+        });
+        let Some((own, device)) = found.filter(|(own, _): &(cudnnHandle_t, _)| !own.is_null()) else {
+            thread_capture::refuses(|| "cuDNN makes no second handle for what is captured".into());
+            return cudnnStatus_t::REFUSED;
+        };
+        // SAFETY: the capture's handle exists as long as the process, and this thread alone uses it.
+        let status = unsafe { set_stream(own, device) };
+        if status == cudnnStatus_t::CUDNN_STATUS_SUCCESS {
+            thread_capture::outside(|| call(own))
+        } else {
+            status
+        }
+    };
+    noted_beside(describe, || call(handle), beside)
 }
 
 /// Bytes of a tensor.
@@ -262,7 +332,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, || unsafe {
+        made(describe, handle, |handle| unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, yof, y,
             )
@@ -298,7 +368,7 @@ super::interpose! {
             }
         };
         // SAFETY: the arguments are the caller's.
-        noted(describe, || unsafe {
+        made(describe, handle, |handle| unsafe {
             next(
                 handle, alpha, xof, x, wof, w, convolution, algorithm, workspace, workspace_bytes, beta, zof, z, bof, b,
                 activation, yof, y,
@@ -316,7 +386,7 @@ macro_rules! others {
             |next| {
                 let call = || Call { name: stringify!($name), operands: None, meaning: Meaning::Other, computes: None };
                 // SAFETY: the arguments are the caller's.
-                noted(call, || unsafe { next(handle, $($argument),*) })
+                made(call, handle, |handle| unsafe { next(handle, $($argument),*) })
             }
         }
     )*};

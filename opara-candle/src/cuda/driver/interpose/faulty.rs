@@ -25,6 +25,9 @@ faulty! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuStreamCreate(stream: *mut CUstream, flags: c_uint);
     fn cuStreamEndCapture(stream: CUstream, graph: *mut CUgraph);
+    fn cuStreamUpdateCaptureDependencies_v2(
+        stream: CUstream, before: *mut CUgraphNode, edges: *const CUgraphEdgeData, count: usize, flags: c_uint
+    );
     fn cuEventCreate(event: *mut CUevent, flags: c_uint);
     fn cuEventSynchronize(event: CUevent);
     fn cuModuleGetFunction(function: *mut CUfunction, module: CUmodule, name: *const c_char);

@@ -8,6 +8,15 @@ use super::{thread_capture, written_memory};
 /// are watched, the memory that it writes is saved before; if there is no memory for that, the call is refused. `describe` is
 /// called only on such threads.
 pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
+    noted_beside(describe, &run, || thread_capture::outside(&run))
+}
+
+/// Like [`noted`], for a call that is made in another way, by `beside`, to run what is captured.
+pub(super) fn noted_beside<T: Status>(
+    describe: impl FnOnce() -> Call,
+    run: impl Fn() -> T,
+    beside: impl FnOnce() -> T,
+) -> T {
     let (captures, saves) = (thread_capture::is_capturing(), written_memory::is_watched());
     if !captures && !saves {
         return run();
@@ -24,6 +33,7 @@ pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -
         let before = thread_capture::with(|capture| capture.last_node());
         let status = run();
         thread_capture::with(|capture| {
+            capture.join();
             let nodes = [before.unwrap_or(0), capture.last_node()];
             capture.library_calls.push(LibraryCall { call, nodes });
         });
@@ -31,7 +41,7 @@ pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -
     };
     let runs = thread_capture::with(|capture| capture.runs()).unwrap_or(false);
     if status == T::SUCCESS && runs {
-        thread_capture::outside_with_handles(run)
+        beside()
     } else {
         status
     }

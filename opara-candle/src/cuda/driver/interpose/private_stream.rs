@@ -1,4 +1,6 @@
-//! Private streams: the streams that are captured, each with a cuBLAS handle. No other thread can reach them.
+//! Private streams: the streams that are captured, each with handles of libraries. No other thread can reach them.
+
+use std::ffi::c_void;
 
 use cudarc::cublas::sys as cublas;
 use cudarc::driver::sys::{self, CUcontext, CUstream, CUstream_flags};
@@ -16,6 +18,8 @@ struct Handles {
     context: CUcontext,
     stream: CUstream,
     blas: cublas::cublasHandle_t,
+    /// Of cuDNN, or null.
+    dnn: *mut c_void,
 }
 
 // SAFETY: handles may be used from any thread whose context is current; a stream that was taken has one owner.
@@ -43,7 +47,7 @@ impl PrivateStream {
         // SAFETY: `stream` receives the handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut stream, flags) })?;
         match blas_on(stream) {
-            Ok(blas) => Ok(Self(Handles { context, stream, blas })),
+            Ok(blas) => Ok(Self(Handles { context, stream, blas, dnn: std::ptr::null_mut() })),
             Err(error) => {
                 // SAFETY: nobody else has the stream.
                 unsafe { sys::cuStreamDestroy_v2(stream) };
@@ -60,6 +64,11 @@ impl PrivateStream {
     /// The handle of cuBLAS on it.
     pub fn blas(&self) -> cublas::cublasHandle_t {
         self.0.blas
+    }
+
+    /// The handle of cuDNN, or null: the first capture that needs one makes it, and each call sets its stream.
+    pub fn dnn(&mut self) -> &mut *mut c_void {
+        &mut self.0.dnn
     }
 }
 

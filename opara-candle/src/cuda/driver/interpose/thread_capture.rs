@@ -29,6 +29,8 @@ pub(in crate::cuda::driver) struct ThreadCapture {
     ongoing: Arc<Ongoing>,
     /// A cuBLAS handle on the private stream. The module's handle is shared by all threads.
     pub blas: cublasHandle_t,
+    /// The cuDNN handle of the private stream, or null. It runs what is captured with the module's handle.
+    pub dnn: *mut c_void,
     /// The bytes of each upload; the graph points to them. A capture refuses reads to the host, so an upload cannot depend on the
     /// input: it is a constant of the graph.
     pub uploads: Vec<Arc<[u8]>>,
@@ -95,7 +97,7 @@ pub(super) fn with<T>(f: impl FnOnce(&mut ThreadCapture) -> T) -> Option<T> {
 /// with memory of the pool.
 pub(in crate::cuda::driver) fn capture<T>(
     device: CUstream,
-    private: &PrivateStream,
+    private: &mut PrivateStream,
     pool: Option<&CapturePool>,
     capturing: &Capturing,
     f: impl FnOnce() -> T,
@@ -105,6 +107,7 @@ pub(in crate::cuda::driver) fn capture<T>(
         private: private.raw(),
         ongoing: capturing.ongoing(),
         blas: private.blas(),
+        dnn: *private.dnn(),
         uploads: Vec::new(),
         refused: None,
         memory: Vec::new(),
@@ -114,6 +117,7 @@ pub(in crate::cuda::driver) fn capture<T>(
         library_calls: Vec::new(),
     };
     let result = during(&mut capture, f);
+    *private.dnn() = capture.dnn;
     (result, capture)
 }
 
@@ -141,13 +145,6 @@ pub(in crate::cuda) fn outside<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
-/// Like [`outside`], for libraries whose handles hold the stream.
-pub(super) fn outside_with_handles<T>(f: impl FnOnce() -> T) -> T {
-    let streams = with(|capture| (capture.device, capture.private));
-    let _handles = streams.map(|(device, private)| super::library_handles_on(device, device, private));
-    outside(f)
-}
-
 impl ThreadCapture {
     /// Records that the module did something that cannot be captured, and the scope.
     pub fn refuse(&mut self, reason: String) {
@@ -161,6 +158,11 @@ impl ThreadCapture {
             self.refuse("it works on a second stream or device inside `forward`".into());
         }
         accepts
+    }
+
+    /// The stream that the module passes to its calls.
+    pub fn device(&self) -> CUstream {
+        self.device
     }
 
     /// Does captured work also run?
@@ -200,6 +202,28 @@ impl ThreadCapture {
     /// The last captured node, as a number; 0 if there is none.
     pub fn last_node(&self) -> usize {
         last_node(self.private)
+    }
+
+    /// Lets what comes next depend on one node, if a library has forked streams of its own and joined them: the range of a call and the
+    /// place of an allocation name one node.
+    pub fn join(&mut self) {
+        let forked = |graph, last: &[_]| (last.len() > 1).then(|| (graph, last.to_vec()));
+        let Some((graph, last)) = with_last_nodes(self.private, forked) else { return };
+        let mut joined = null_mut();
+        let set = sys::CUstreamUpdateCaptureDependencies_flags::CU_STREAM_SET_CAPTURE_DEPENDENCIES as u32;
+        // SAFETY: this thread captures the stream, the graph is its own, the nodes are of that graph, and `joined` receives one more. An
+        // edge without data is a plain one.
+        let status = unsafe {
+            match sys::cuGraphAddEmptyNode(&mut joined, graph, last.as_ptr(), last.len()) {
+                CUresult::CUDA_SUCCESS => {
+                    sys::cuStreamUpdateCaptureDependencies_v2(self.private, &mut joined, std::ptr::null(), 1, set)
+                }
+                failed => failed,
+            }
+        };
+        if status != CUresult::CUDA_SUCCESS {
+            self.refuse(format!("the streams that a library has forked cannot be joined: {status:?}"));
+        }
     }
 }
 
@@ -316,25 +340,26 @@ pub(in crate::cuda) fn position() -> usize {
 
 /// The last node of the capture on a stream, as a number; 0 if there is none.
 fn last_node(stream: CUstream) -> usize {
+    with_last_nodes(stream, |_, last| last.first().map_or(0, |&node| node as usize))
+}
+
+/// Calls `f` with the graph that is captured on a stream and the nodes that the next one depends on. These are one node, or none yet,
+/// but for forks of a library that are not [joined](ThreadCapture::join).
+fn with_last_nodes<T>(stream: CUstream, f: impl FnOnce(sys::CUgraph, &[sys::CUgraphNode]) -> T) -> T {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     let (mut last, mut edges, mut count): (*const sys::CUgraphNode, *const sys::CUgraphEdgeData, usize) =
         (std::ptr::null(), std::ptr::null(), 0);
-    // SAFETY: out-pointers are valid, or null where the driver allows it. The next node of a capture on one stream depends on
-    // the last one only; the list is read before the driver is called again.
-    unsafe {
-        let info = sys::cuStreamGetCaptureInfo_v3(
-            stream,
-            &mut status,
-            null_mut(),
-            null_mut(),
-            &mut last,
-            &mut edges,
-            &mut count,
-        );
-        if info == CUresult::CUDA_SUCCESS && count > 0 && !last.is_null() {
-            *last as usize
-        } else {
-            0
-        }
-    }
+    let mut graph = null_mut();
+    // SAFETY: out-pointers are valid, or null where the driver allows it.
+    let info = unsafe {
+        let id = null_mut();
+        sys::cuStreamGetCaptureInfo_v3(stream, &mut status, id, &mut graph, &mut last, &mut edges, &mut count)
+    };
+    let last = if info == CUresult::CUDA_SUCCESS && count > 0 && !last.is_null() {
+        // SAFETY: the driver has written a list of so many nodes. It is valid until the capture's next call, which is not one of `f`.
+        unsafe { std::slice::from_raw_parts(last, count) }
+    } else {
+        &[]
+    };
+    f(graph, last)
 }
