@@ -5,7 +5,8 @@
 A row for each model, dtype and batch, in the order of the files (of the script: by name). What was not measured is null. What failed
 in PyTorch is in `torch_errors`. Of two lines for the same number the last one counts.
 
-With --onto the output keeps its head and what no line is about; rows of which our side is measured anew get a commit of their own.
+With --onto the output keeps its head and what no line is about; rows of which our side is measured anew get a commit of their own, and
+those of another device than the head's begin anew and name it.
 """
 
 import argparse
@@ -62,12 +63,17 @@ def of_candle(row: dict, line: dict) -> None:
         row["accurate_build_ms"] = round(sum(ms for stage, ms in accurate["build_ms"].items() if stage != "forward"))
 
 
-def joined(lines: list[dict], onto: list[dict] = (), commit: str | None = None) -> list[dict]:
-    """A row for each model, dtype and batch. Those that a commit is given with are of that one."""
+def joined(
+    lines: list[dict], onto: list[dict] = (), commit: str | None = None, device: str | None = None
+) -> list[dict]:
+    """A row for each model, dtype and batch. Those that a commit or a device is given with are of that one."""
     rows = {tuple(row[name] for name in KEY): dict(row) for row in onto}
     for line in lines:
         key = {name: line[name] for name in KEY}
-        row = rows.setdefault(tuple(key.values()), key | EMPTY)
+        if rows.get(tuple(key.values()), {}).get("device") != device:
+            rows.pop(tuple(key.values()), None)
+        named = {} if device is None else {"device": device}
+        row = rows.setdefault(tuple(key.values()), key | EMPTY | named)
         if "contestant" in line:
             of_torch(row, line)
             continue
@@ -107,7 +113,7 @@ def main() -> None:
     lines = [line for path in args.files for line in read(path)]
     if args.onto:
         head = json.loads(args.output.read_text())
-        rows = joined(lines, head.pop("rows"), args.commit)
+        rows = joined(lines, head.pop("rows"), args.commit, None if args.device == head["device"] else args.device)
         args.output.write_text(written(head, rows))
         return
     torch = sorted({line["torch"] for line in lines if "torch" in line})

@@ -66,6 +66,15 @@ class Join(unittest.TestCase):
         [before], [after] = joined([CANDLE]), joined([exact], joined([CANDLE]), "0123abc")
         self.assertEqual(after, before | {"exact_us": 900.0})
 
+    def test_a_row_of_another_device_begins_anew_and_names_it(self):
+        onto = joined([CANDLE, torch("graph", us=250.1), CANDLE | {"model": "vgg16"}])
+        rows = joined([torch("graph", us=240.0), torch("compile", us=200.0)], onto, "0123abc", "H200")
+        [vgg, resnet] = rows
+        self.assertEqual((vgg.get("device"), resnet["device"]), (None, "H200"))
+        self.assertEqual((resnet["accurate_us"], resnet["torch_graph_us"], resnet["torch_compile_us"]), (None, 240.0, 200.0))
+        [_, back] = joined([CANDLE], rows)
+        self.assertEqual((back.get("device"), back["accurate_us"], back["torch_graph_us"]), (None, 195.8, None))
+
     def test_a_contestant_that_failed_has_its_error(self):
         [row] = joined([torch("compile", error="OutOfMemoryError: CUDA"), torch("graph", us=1.0)])
         self.assertIsNone(row["torch_compile_us"])
@@ -102,7 +111,7 @@ class Join(unittest.TestCase):
         path = pathlib.Path(join_unchanged.__file__).parents[2] / "results/unchanged.json"
         stored = json.loads(path.read_text())
         for row in stored["rows"]:
-            self.assertLessEqual(set(row), {*CELL, *join_unchanged.EMPTY, "torch_errors", "commit"})
+            self.assertLessEqual(set(row), {*CELL, *join_unchanged.EMPTY, "torch_errors", "commit", "device"})
 
 
 if __name__ == "__main__":
