@@ -40,7 +40,7 @@ pub const ENTRIES: &[Entry] = &[
                 "sampling_rate": 44100
             }))?;
             let model = dac::Model::new(&config, at.weights())?;
-            Model::new([at.ids((1, 9, 86), 1024)?], move |x| Ok(vec![model.decode_codes(&x[0])?]))
+            Model::new([at.tokens(9 * 86, 1024)?.reshape(((), 9, 86))?], move |x| Ok(vec![model.decode_codes(&x[0])?]))
         },
     },
     Entry {

@@ -248,7 +248,14 @@ fn attention_in_f32(x: &[Tensor], size: usize, mask: Option<&Tensor>) -> Result<
     };
     let (q, k, v) = (heads(&x[0])?, heads(&x[1])?, heads(&x[2])?);
     let scores = q.matmul(&(k.t()? * (size as f64).powf(-0.5))?)?;
-    let scores = mask.map_or(Ok(scores.clone()), |mask| scores.broadcast_add(&mask.to_dtype(inner)?))?;
+    let scores = match mask {
+        Some(mask) if mask.dtype() == DType::U8 => {
+            let hidden = Tensor::new(f32::NEG_INFINITY, mask.device())?.to_dtype(inner)?;
+            mask.broadcast_as(scores.shape())?.where_cond(&hidden.broadcast_as(scores.shape())?, &scores)?
+        }
+        Some(mask) => scores.broadcast_add(&mask.to_dtype(inner)?)?,
+        None => scores,
+    };
     let p = match inner {
         DType::F32 => candle_nn::ops::softmax_last_dim(&scores)?,
         _ => candle_nn::ops::softmax(&scores, candle::D::Minus1)?,
@@ -266,16 +273,27 @@ fn attention_in_f32_of_16_bits_is_no_less_accurate() -> anyhow::Result<()> {
     let lengths = [(70, 77, 1.), (64, 300, 8.), (130, 33, 0.01)];
     let cases = FLOATS[..2].iter().flat_map(|&dtype| sizes.map(|size| (dtype, size)));
     for ((dtype, size), (queries, keys, factor)) in cases.flat_map(|one| lengths.map(|length| (one, length))) {
-        for is_masked in [false, true] {
-            let mask: Vec<f32> = (0..keys).map(|key| if key % 3 == 1 { f32::NEG_INFINITY } else { 0.5 }).collect();
-            let mask = is_masked.then(|| Tensor::from_vec(mask, (1, 1, keys), &device)).transpose()?;
+        let hides = |key: usize| key % 3 == 1;
+        let hidden = Tensor::from_iter((0..keys).map(|key| u8::from(hides(key))), &device)?.reshape((1, 1, keys))?;
+        let added = (0..keys).map(|key| if hides(key) { f32::NEG_INFINITY } else { 0.5 });
+        let added = Tensor::from_iter(added, &device)?.reshape((1, 1, keys))?;
+        for mask in [None, Some(added), Some(hidden)] {
             let x = |seed, tokens: usize, factor: f64| {
                 (noise(seed, (2, tokens, 3 * size))? * factor)?.to_dtype(dtype)?.to_device(&device)
             };
             let of =
                 |seed| anyhow::Ok(vec![x(seed, queries, factor)?, x(seed + 1, keys, factor)?, x(seed + 2, keys, 1.)?]);
-            let inputs = Inputs { built: of(1)?, asked: of(4)? };
-            let said = format!("heads of {size}, {queries} x {keys}, operands {factor}, mask {is_masked}");
+            let mut inputs = Inputs { built: of(1)?, asked: of(4)? };
+            if let Some(hidden) = mask.as_ref().filter(|mask| mask.dtype() == DType::U8) {
+                // A score of an infinite key is infinite or NaN, and hidden.
+                let of_keys = hidden.reshape((1, keys, 1))?.broadcast_as(inputs.asked[1].shape())?;
+                let infinite = Tensor::full(f32::INFINITY, of_keys.shape(), &device)?.to_dtype(dtype)?;
+                inputs.asked[1] = of_keys.where_cond(&infinite, &inputs.asked[1])?;
+            }
+            let said = format!(
+                "heads of {size}, {queries} x {keys}, operands {factor}, mask {:?}",
+                mask.as_ref().map(Tensor::dtype)
+            );
             let module = move |x: &[Tensor]| attention_in_f32(x, size, mask.as_ref());
             let report = no_less_accurate(dtype, &said, module.clone(), module, inputs)?;
             let times =

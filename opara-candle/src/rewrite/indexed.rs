@@ -22,6 +22,18 @@ pub(super) fn select(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
     condition?.where_cond(&one?, &other?)
 }
 
+/// An element of these bits where the first operand is not 0, else the second operand.
+pub(super) fn masked_fill(of: &mut Evaluation, node: &Node, bits: u64) -> Result<Tensor> {
+    let operands = of.operands(node)?;
+    let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
+    let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
+    let [mask, other] = [0, 1].map(|at| operands[at].broadcast_as(&shape[..])?.contiguous());
+    let other = other?;
+    let number =
+        Tensor::full(node.element.number(bits).unwrap_or_default(), (), other.device())?.to_dtype(other.dtype())?;
+    mask?.where_cond(&number.broadcast_as(&shape[..])?.contiguous()?, &other)
+}
+
 /// A rotary embedding by candle's kernel.
 pub(super) fn rotary(of: &mut Evaluation, node: &Node, rotary: &Rotary) -> Result<Tensor> {
     let Rotary { outer, tokens, heads, size, is_of_neighbours, angles } = *rotary;

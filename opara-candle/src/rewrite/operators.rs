@@ -6,7 +6,7 @@ use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
 use super::evaluation::{concat, Arithmetic, Evaluation};
-use super::indexed::{index_select, rotary, select};
+use super::indexed::{index_select, masked_fill, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
@@ -149,6 +149,7 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
         Function::Where => select(of, node)?,
+        Function::MaskedFill(bits) => masked_fill(of, node, *bits)?,
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
@@ -319,6 +320,9 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
         }
         None => None,
     };
+    if let Some(hidden) = mask.as_ref().filter(|mask| mask.dtype().is_int()) {
+        return ops::masked_attention(&q, &k, &v?, hidden, scale.into(), in_f32);
+    }
     let attention = if in_f32 { ops::attention_in_f32 } else { ops::attention };
     attention(&q, &k, &v?, mask.as_ref(), scale.into())
 }

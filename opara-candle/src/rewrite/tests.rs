@@ -196,6 +196,91 @@ fn attention_of_shared_heads_computes_the_same() -> Result<()> {
 }
 
 #[test]
+fn attention_of_shared_heads_of_a_batch_computes_the_same() -> Result<()> {
+    // Two items of four heads of queries, and of two of keys and values, for 6 tokens of 32. Heads of values lie beside each other in a
+    // token, so that the heads of an item do not continue those of the one before.
+    let keys = operand(Value::Input(1), 0, &[(4, 192), (2, 0), (192, 1)]);
+    let values = operand(Value::Input(2), 0, &[(2, 384), (2, 32), (2, 0), (6, 64), (32, 1)]);
+    let heads = |value: Value| operand(value, 0, &[(8, 192), (6, 32), (32, 1)]);
+    let nodes = vec![
+        node(Function::Copy, vec![keys], 1536),
+        node(Function::Copy, vec![values], 1536),
+        node(
+            Function::Matmul,
+            vec![heads(Value::Input(0)), operand(Value::Node(0), 0, &[(8, 192), (32, 1), (6, 32)])],
+            288,
+        ),
+        node(
+            Function::MaskedFill(f32::NEG_INFINITY.to_bits().into()),
+            vec![operand(Value::Input(3), 0, &[(8, 0), (36, 1)]), operand(Value::Node(2), 0, &[(288, 1)])],
+            288,
+        ),
+        node(Function::Softmax(6), vec![operand(Value::Node(3), 0, &[(288, 1)])], 288),
+        node(
+            Function::Matmul,
+            vec![operand(Value::Node(4), 0, &[(8, 36), (6, 6), (6, 1)]), heads(Value::Node(1))],
+            1536,
+        ),
+    ];
+    let mut inputs = [1536, 768, 768, 36].map(|len| input(len, false)).to_vec();
+    inputs[3].element = Element::U8;
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(5), buffer: 9 }] };
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]), 2);
+    assert_eq!(changed.live().iter().filter(|live| **live).count(), 1);
+    let mask = Tensor::from_iter((0..36u8).map(|at| u8::from(at % 6 > at / 6)), &Device::Cpu)?;
+    let inputs = [numbers(1536, 0.7)?, numbers(768, 1.3)?, numbers(768, 0.6)?, mask];
+    let expected = &evaluate(&graph, &inputs, Arithmetic::In(DType::F64))?[0];
+    for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
+        for graph in [&graph, &changed] {
+            assert!(largest_difference(&evaluate(graph, &inputs, arithmetic)?[0], expected)? < 1e-5);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn masked_attention_computes_the_same_whatever_the_mask_hides() -> Result<()> {
+    // Two heads of queries, keys and values for 6 tokens of 32. A token sees those before it, and none sees the fourth.
+    let heads = |input: usize| operand(Value::Input(input), 0, &[(2, 192), (6, 32), (32, 1)]);
+    let keys = operand(Value::Input(1), 0, &[(2, 192), (32, 1), (6, 32)]);
+    let scores = |at: usize| operand(Value::Node(at), 0, &[(72, 1)]);
+    let nodes = vec![
+        node(Function::Matmul, vec![heads(0), keys], 72),
+        node(Function::Affine(0.5, 0.), vec![scores(0)], 72),
+        node(
+            Function::MaskedFill(f32::NEG_INFINITY.to_bits().into()),
+            vec![operand(Value::Input(3), 0, &[(2, 0), (36, 1)]), scores(1)],
+            72,
+        ),
+        node(Function::Softmax(6), vec![scores(2)], 72),
+        node(Function::Matmul, vec![operand(Value::Node(3), 0, &[(2, 36), (6, 6), (6, 1)]), heads(2)], 384),
+    ];
+    let mut inputs = [384, 384, 384, 36].map(|len| input(len, false)).to_vec();
+    inputs[3].element = Element::U8;
+    let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(4), buffer: 9 }] };
+    let mut changed = graph.clone();
+    assert_eq!(apply(&mut changed, &[]), 1);
+    assert_eq!(changed.live().iter().filter(|live| **live).count(), 1);
+    let mask = (0..36u8).map(|at| u8::from(at % 6 == 3 || at % 6 > at / 6));
+    let mask = Tensor::from_iter(mask, &Device::Cpu)?;
+    for hidden in [0.5, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30] {
+        let keys = numbers(384, 1.3)?.reshape((2, 6, 32))?;
+        let of_fourth = Tensor::full(hidden, (2, 1, 32), &Device::Cpu)?;
+        let keys = keys.slice_assign(&[0..2, 3..4, 0..32], &of_fourth)?.flatten_all()?;
+        let inputs = [numbers(384, 0.7)?, keys, numbers(384, 0.6)?, mask.clone()];
+        let expected = &evaluate(&graph, &inputs, Arithmetic::In(DType::F64))?[0];
+        for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
+            for graph in [&graph, &changed] {
+                let difference = largest_difference(&evaluate(graph, &inputs, arithmetic)?[0], expected)?;
+                assert!(difference < 1e-5, "{hidden}: {difference}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn a_product_with_what_follows_computes_the_same() -> Result<()> {
     let whole = |node: usize| operand(Value::Node(node), 0, &[(15, 1)]);
     let x = operand(Value::Input(0), 0, &[(1, 0), (5, 8), (8, 1)]);

@@ -187,12 +187,13 @@ pub enum Compute {
         /// Whether it is of maxima, which the padding never is, and not of means, which count it as zeros.
         is_max: bool,
     },
-    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and what is
-    /// added to the scores, if anything is. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and a mask, if
+    /// there is one: what is added to the scores, or integers of 8 bits, where scores are minus infinity unless they are 0. `k` and `v`
+    /// may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,
-        /// Whether 16-bit operands count as if they were converted to f32, and the result back. What is added is in f32.
+        /// Whether 16-bit operands count as if they were converted to f32, and the result back. A mask that is added is in f32.
         in_f32: bool,
     },
     /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.

@@ -238,6 +238,8 @@ pub enum Function {
     UpsampleNearest([u64; 2]),
     /// Elements of these bits, those of the lower address the lower ones.
     Fill(u64),
+    /// An element of these bits where the integer `a` is not 0, else `b`.
+    MaskedFill(u64),
 }
 
 /// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.

@@ -138,13 +138,26 @@ impl Arguments<'_> {
         if condition.is_float() || !element.is_float() {
             return None;
         }
-        let reads = [
-            self.view_of(3, condition, of_condition)?,
-            self.view_of(4, element, of_one)?,
-            self.view_of(5, element, of_other)?,
-        ];
+        let bits = self.number_of(4, element, &of_one);
+        let condition = self.view_of(3, condition, of_condition)?;
+        let other = self.view_of(5, element, of_other)?;
         let writes = Some(self.view_of(6, element, vec![Dim { len, stride: 1 }])?);
-        Some(Meaning { function: Function::Where, reads: reads.into(), writes })
+        Some(match bits {
+            Some(bits) => Meaning { function: Function::MaskedFill(bits), reads: vec![condition, other], writes },
+            None => {
+                let reads = vec![condition, self.view_of(4, element, of_one)?, other];
+                Meaning { function: Function::Where, reads, writes }
+            }
+        })
+    }
+
+    /// The bits of the number that all elements of an argument are, if the host has uploaded it.
+    fn number_of(&self, argument: usize, element: Element, dims: &[Dim]) -> Option<u64> {
+        let is_one = dims.iter().all(|dim| dim.len == 1 || dim.stride == 0);
+        let bytes = self.uploaded(self.offset(argument)?)?.get(..element.bytes() as usize)?;
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        is_one.then(|| u64::from_le_bytes(word))
     }
 
     /// Arguments: operand, cosines, sines, result, then sizes.

@@ -149,10 +149,13 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
     }
 }
 
-// Computes one lane's columns of one query in f32, without tensor cores.
+// Computes one lane's columns of one query in f32, without tensor cores. If the bias `masks`, a score is minus infinity
+// where the bias is, whatever the product is: tensor cores have added both, and the sum with an infinity or NaN is NaN.
 template <int DIM, typename T, typename B>
-__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const B *bias) {
+__device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const B *bias,
+                                            unsigned masks) {
     auto score = [&](unsigned key) {
+        if (masks && widen(bias[key]) == -INFINITY) return -INFINITY;
         const T *const of_key = k.at + (size_t)key * k.pitch;
         float sum = 0;
 #pragma unroll 1
@@ -302,7 +305,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 // it costs the main loop no registers.
 template <int DIM, typename T, typename B>
 __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
-                                         const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
+                                         const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch, unsigned masks) {
     const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
     // Other lanes of the warp have stored these columns before.
     __syncwarp();
@@ -311,7 +314,8 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
         const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
         if (!(wrong >> r & 1) || query >= q.count) continue;
         without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
-                                  {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr);
+                                  {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr,
+                                  masks);
     }
 }
 
@@ -329,9 +333,9 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
-        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y) {                    \
+        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y, unsigned masks) {    \
         const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, OF_HEAD(DIM));                                      \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM));                          \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM), masks);                   \
     }
 // The last two are as if everything was converted to f32, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \

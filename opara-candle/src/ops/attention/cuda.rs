@@ -13,7 +13,7 @@ use crate::ops::one_query::one_query;
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
 /// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
 /// supports the operands: the caller then runs other operators, which also report errors. With `in_f32`, 16-bit operands are as if
-/// they were converted to f32, which the bias is, and the result back.
+/// they were converted to f32, which the bias is, and the result back. If it `masks`, scores are minus infinity where the bias is.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -21,7 +21,9 @@ pub(super) fn attention(
     bias: Option<&Tensor>,
     scale: f64,
     in_f32: bool,
+    masks: bool,
 ) -> Result<Option<Tensor>> {
+    let scores = Scores { scale: scale as f32, in_f32, masks };
     let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
     let of_bias = if in_f32 { DType::F32 } else { q.dtype() };
@@ -37,8 +39,8 @@ pub(super) fn attention(
     }
     // The kernel of many queries divides the bias by the scale, and scales after it has found the largest score.
     let takes_many =
-        (scale as f32).is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
-    if (queries > 1 || in_f32) && !takes_many {
+        scores.scale.is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
+    if (queries > 1 || in_f32 || masks) && !takes_many {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
@@ -49,16 +51,16 @@ pub(super) fn attention(
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
-    if queries == 1 && !in_f32 {
+    if queries == 1 && !in_f32 && !masks {
         let of_bias = bias.as_ref().map(|(bias, [item, head, _])| (bias, [*item, *head]));
-        if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scale as f32)? {
+        if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scores.scale)? {
             return y.transpose(1, 2).map(Some);
         }
         if !takes_many {
             return Ok(None);
         }
     }
-    let kernel = Attention { of_q, k, v, bias, scores: Scores { scale: scale as f32, in_f32 } };
+    let kernel = Attention { of_q, k, v, bias, scores };
     launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
 }
 

@@ -20,6 +20,8 @@ pub(super) struct Scores {
     pub scale: f32,
     /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
     pub in_f32: bool,
+    /// Whether scores are minus infinity, whatever they were, where the bias is.
+    pub masks: bool,
 }
 
 /// Is there a kernel for this head dimension and dtype that runs on the device?
@@ -59,7 +61,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
 pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    Scores { scale, in_f32 }: Scores,
+    Scores { scale, in_f32, masks }: Scores,
     [q, k, v]: [(&CudaView<T>, HeadRows); 3],
     bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
@@ -102,7 +104,8 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     }
     launch.arg(q.0).arg(k.0).arg(v.0);
     arg_or_null(&mut launch, bias.map(|(bias, _)| bias));
-    launch.arg(y);
+    let masks = u32::from(masks);
+    launch.arg(y).arg(&masks);
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
     let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: the arguments match the kernel's declaration. It reads each row of `q`, `k` and `v` at its strides, one

@@ -55,7 +55,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
-        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale, false));
+        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale, false, false));
         own_on(t[0], on_cpu, own)?.map_or_else(|| by_matmuls(t[0], t[1], t[2], bias, scale), Ok)
     };
     match bias {
@@ -77,11 +77,45 @@ pub(crate) fn attention_in_f32(
     bias: Option<&Tensor>,
     scale: f64,
 ) -> Result<Tensor> {
-    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, scale, true))? {
+    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, scale, true, false))? {
         return Ok(y);
     }
     let wide = |x: &Tensor| x.to_dtype(candle::DType::F32);
     attention(&wide(q)?, &wide(k)?, &wide(v)?, bias, scale)?.to_dtype(q.dtype())
+}
+
+/// [`attention`] in which scores are minus infinity, whatever they were, where a mask of integers is not 0: also where a masked key
+/// gives a score that is NaN. The mask broadcasts to `(batch, heads, queries, keys)`. `in_f32` is as for [`attention_in_f32`].
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn masked_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: &Tensor,
+    scale: f64,
+    in_f32: bool,
+) -> Result<Tensor> {
+    let dtype = if in_f32 { candle::DType::F32 } else { q.dtype() };
+    let number = |of: f32| Tensor::full(of, (), mask.device())?.to_dtype(dtype);
+    // Where the mask repeats, one element is enough.
+    let repeats = |&dim: &usize| mask.stride()[dim] == 0 && mask.dims()[dim] > 1;
+    let once =
+        (0..mask.rank()).filter(repeats).try_fold(mask.clone(), |mask, dim| mask.narrow(dim, 0, 1))?.contiguous()?;
+    let shape = once.shape();
+    let bias = once.where_cond(&number(f32::NEG_INFINITY)?.broadcast_as(shape)?, &number(0.)?.broadcast_as(shape)?)?;
+    if let Some(y) = gpu!(cuda::attention(q, k, v, Some(&bias), scale, in_f32, true))? {
+        return Ok(y);
+    }
+    let [wide_q, k, v] = [q, k, v].map(|x| x.to_dtype(dtype));
+    let (heads, wide_q) = (q.dim(1)?, wide_q?.contiguous()?);
+    let scores = (wide_q.matmul(&repeated(&k?, heads)?.transpose(2, 3)?)? * scale)?;
+    let mask = mask.broadcast_as(scores.shape())?.contiguous()?;
+    let hidden = number(f32::NEG_INFINITY)?.broadcast_as(scores.shape())?.contiguous()?;
+    let weights = candle_nn::ops::softmax_last_dim(&mask.where_cond(&hidden, &scores)?)?;
+    weights.matmul(&repeated(&v?, heads)?)?.to_dtype(q.dtype())
 }
 
 /// How many heads of queries share one of these heads of keys; `None` if not all of these do.

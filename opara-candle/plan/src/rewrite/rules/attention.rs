@@ -26,9 +26,12 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
         return None;
     }
     let mut scores = only(&facts.node(softmax).operands[0])?;
-    let mut mask = None;
-    if let Some([of, added]) = facts.binary(scores, "add") {
-        mask = Some(added);
+    let (mut added, mut hidden) = (None, None);
+    if let Some([of, mask]) = facts.binary(scores, "add") {
+        added = Some(mask);
+        scores = only(of)?;
+    } else if let Some([mask, of]) = facts.masked(scores) {
+        hidden = Some(mask);
         scores = only(of)?;
     }
     let mut scale = 1.;
@@ -52,11 +55,11 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
         && inner.len == size.len
         && scale.is_normal()
         && (has_kernel(product.element, size.len)
-            || queries.len == 1 && has_kernel_of_one(size.len)
+            || queries.len == 1 && hidden.is_none() && has_kernel_of_one(size.len)
             || has_kernel(Element::F16, size.len) && Converted::of(facts, at, [q, k, v]).is_some())
-        && facts.have_type_of(product, [q, k, v].into_iter().chain(mask));
+        && facts.have_type_of(product, [q, k, v].into_iter().chain(added));
     let k = Operand { dims: vec![k.dims[0], *of_keys, *of_inner], ..k.clone() };
-    let operands = [q.clone(), k, v.clone()].into_iter().chain(mask.cloned()).collect();
+    let operands = [q.clone(), k, v.clone()].into_iter().chain(added.or(hidden).cloned()).collect();
     let saved = launches - product.launches;
     let compute = Compute::Attention { scale, in_f32: false };
     fits.then(|| Better { node: Node { compute, operands, launches, ..product.clone() }, saved })

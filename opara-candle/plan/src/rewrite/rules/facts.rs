@@ -1,7 +1,7 @@
 //! What rules ask of a graph.
 
 use crate::rewrite::graph::{Compute, Graph, Node, Operand, Value};
-use crate::trace::Function;
+use crate::trace::{Element, Function};
 
 /// An activation of a node that nothing else reads.
 pub(super) struct Activated {
@@ -86,6 +86,14 @@ impl<'a> Facts<'a> {
             (Function::Binary(of), [a, b]) if of == name => Some([a, b]),
             _ => None,
         }
+    }
+
+    /// The mask and the other operand of a function that puts minus infinity where the mask, integers of 8 bits, is not 0.
+    pub fn masked(&self, at: usize) -> Option<[&Operand; 2]> {
+        let node = self.node(at);
+        let (Function::MaskedFill(bits), [mask, of]) = (self.recorded(at)?, &node.operands[..]) else { return None };
+        let hides = node.element.number(*bits) == Some(f64::NEG_INFINITY);
+        (hides && self.graph.element(mask.value) == Element::U8).then_some([mask, of])
     }
 
     /// The operand of a recorded function of one operand with this name.

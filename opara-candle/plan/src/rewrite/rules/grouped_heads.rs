@@ -12,16 +12,37 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let node = facts.node(at);
     let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
     let (keys, values) = (Shared::of(facts, at, k)?, Shared::of(facts, at, v)?);
-    if keys.operand.dims[0].len != values.operand.dims[0].len {
+    // Where the items of a batch do not continue each other, all have a dimension for them.
+    let batch = [&keys, &values]
+        .into_iter()
+        .find_map(|shared| (shared.operand.dims.len() == 4).then_some(shared.operand.dims[0].len));
+    let [q, k, v] = match batch {
+        Some(batch) => [in_batch(q, batch)?, in_batch(&keys.operand, batch)?, in_batch(&values.operand, batch)?],
+        None => [q.clone(), keys.operand, values.operand],
+    };
+    if k.dims[..k.dims.len() - 2].iter().zip(&v.dims).any(|(a, b)| a.len != b.len) {
         return None;
     }
     let copies: HashSet<usize> = keys.copies.into_iter().chain(values.copies).collect();
     let saved = copies.into_iter().map(|copy| facts.node(copy).launches).sum();
-    let operands = [q, &keys.operand, &values.operand].into_iter().chain(mask).cloned().collect();
+    let operands = [q, k, v].into_iter().chain(mask.iter().cloned()).collect();
     Some(Better { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
-/// Heads, `(heads, tokens, size)`, each for several heads of queries.
+/// Heads as those of each of so many items.
+fn in_batch(heads: &Operand, batch: u64) -> Option<Operand> {
+    let dims = match heads.dims[..] {
+        [items, ..] if heads.dims.len() == 4 && items.len == batch => return Some(heads.clone()),
+        [Dim { len, stride }, tokens, size] if len.is_multiple_of(batch) => {
+            let of_item = len / batch;
+            vec![Dim { len: batch, stride: of_item * stride }, Dim { len: of_item, stride }, tokens, size]
+        }
+        _ => return None,
+    };
+    Some(Operand { dims, ..heads.clone() })
+}
+
+/// Heads, `(heads, tokens, size)` or `(batch, heads, tokens, size)`, each for several heads of queries.
 struct Shared {
     operand: Operand,
     /// The nodes that repeat them and that nothing else reads.
@@ -65,13 +86,16 @@ fn repeated<'a>(facts: &'a Facts, copy: usize) -> Option<(&'a Operand, Vec<Dim>)
     facts.have_type_of(node, [first]).then_some((first, inner))
 }
 
-/// The dimensions of heads without the innermost that repeats them.
+/// The dimensions of heads without the innermost that repeats them; the outermost by itself if those behind do not continue it.
 fn once(dims: &[Vec<Dim>], tokens: u64, size: u64) -> Option<Vec<Dim>> {
     let [heads, rest @ ..] = dims else { return None };
     let repeats = heads.iter().rev().take_while(|dim| dim.stride == 0).count();
     let heads = &heads[..heads.len() - repeats];
-    let lens = [heads.iter().map(|dim| dim.len).product(), tokens, size];
     let dims = std::iter::once(heads).chain(rest.iter().map(Vec::as_slice)).collect::<Vec<_>>().concat();
-    let strides = strides_over(&dims, &lens).filter(|_| repeats > 0)?;
+    let product = |dims: &[Dim]| dims.iter().map(|dim| dim.len).product::<u64>();
+    let together = vec![product(heads), tokens, size];
+    let apart = heads.split_first().map(|(items, heads)| vec![items.len, product(heads), tokens, size]);
+    let over = |lens: Vec<u64>| Some((strides_over(&dims, &lens)?, lens));
+    let (strides, lens) = over(together).or_else(|| over(apart?)).filter(|_| repeats > 0)?;
     Some(lens.into_iter().zip(strides).map(|(len, stride)| Dim { len, stride }).collect())
 }

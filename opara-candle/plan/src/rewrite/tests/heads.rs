@@ -117,6 +117,11 @@ fn a_factor_of_keys_is_one_of_scores() {
 
 /// Attention of 2 heads of `size` for 6 tokens in f32, between conversions from f16 and back.
 fn attention_between_conversions(size: u64) -> Trace {
+    masked_attention_between_conversions(size, None)
+}
+
+/// The same with what `bits` are where a mask of integers is not 0.
+fn masked_attention_between_conversions(size: u64, bits: Option<u64>) -> Trace {
     let wide = |view: View| View { element: Element::F32, ..view };
     let mut maker = Maker::default();
     let len = 12 * size;
@@ -138,6 +143,16 @@ fn attention_between_conversions(size: u64) -> Trace {
     let scaled = in_f32(&mut maker, Function::Affine(0.25, 0.), vec![columns], len);
     let keys = view(scaled, 0, &[(2, 6 * size), (size, 6), (6, 1)]);
     let scores = in_f32(&mut maker, Function::Matmul, vec![heads(q), keys], 72);
+    let scores = match bits {
+        Some(bits) => {
+            let mask = maker.weight(18);
+            let mask = View { element: Element::U8, ..view(mask, 0, &[(2, 0), (36, 1)]) };
+            let buffer = maker.buffer(144, Role::Intermediate);
+            maker.op(Function::MaskedFill(bits), vec![mask, wide(all(scores, 72))], wide(all(buffer, 72)));
+            buffer
+        }
+        None => scores,
+    };
     let p = in_f32(&mut maker, Function::Softmax(6), vec![all(scores, 72)], 72);
     let y = in_f32(&mut maker, Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], len);
     let y = maker.made(Function::Copy, vec![wide(all(y, len))], len);
@@ -159,6 +174,25 @@ fn attention_in_f32_reads_and_writes_16_bits() {
             let dims: Vec<_> = operand.dims.iter().map(|dim| (dim.len, dim.stride)).collect();
             assert_eq!((operand.value, &dims[..]), (Value::Input(input), &[(2, size), (6, 2 * size), (size, 1)][..]));
         }
+    }
+}
+
+#[test]
+fn what_a_mask_hides_is_part_of_attention() {
+    let trace = |number: f32| masked_attention_between_conversions(40, Some(number.to_bits().into()));
+    let mut graph = regions(&trace(f32::NEG_INFINITY))[0].graph.clone();
+    let found = apply(&mut graph, &[]);
+    assert_eq!(found.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["attention", "attention-in-f32"]);
+    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+    let node = &graph.nodes[at];
+    assert_eq!((node.compute.clone(), node.launches), (Compute::Attention { scale: 0.25, in_f32: true }, 9));
+    let mask = &node.operands[3];
+    assert_eq!(graph.element(mask.value), Element::U8);
+    assert_eq!(mask.dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), [(2, 0), (36, 1)]);
+    // Rows that are hidden as a whole are means with a finite number, and NaN with minus infinity.
+    for other in [-1e9, f32::MIN, f32::INFINITY, f32::NAN] {
+        let mut graph = regions(&trace(other))[0].graph.clone();
+        assert_eq!(apply(&mut graph, &[]), [], "{other}");
     }
 }
 

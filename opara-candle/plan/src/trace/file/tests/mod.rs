@@ -87,6 +87,7 @@ fn functions_and_elements_keep_their_numbers() {
         Function::TransposedConvolution { .. } => 20,
         Function::UpsampleNearest(_) => 21,
         Function::Fill(_) => 22,
+        Function::MaskedFill(_) => 23,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
     let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
@@ -114,6 +115,7 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::TransposedConvolution { window, output_padding: [10, 11] }, (1..=11).collect()),
         (Function::UpsampleNearest([1, 2]), vec![1, 2]),
         (Function::Fill(0xfbff), vec![0xff, 0xf7, 3]),
+        (Function::MaskedFill(0xfc00), vec![0x80, 0xf8, 3]),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();

@@ -136,6 +136,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::Part,
         Function::IndexSelect { left: 2, from: 300, right: 7 },
         Function::Where,
+        Function::MaskedFill(0xff80_0000),
         Function::Rotary(Rotary { outer: 2, tokens: 9, heads: 1, size: 64, is_of_neighbours: true, angles: 0 }),
     ]);
     // Buffers large enough for every view below.
