@@ -6,7 +6,7 @@ use candle::{DType, Device, Result, Tensor};
 use opara_candle::Mode;
 
 use super::common::{self, assert_same, gpu};
-use super::{accurate, is_not_faster, no_less_accurate, noise, Inputs, FLOATS};
+use super::{accurate, is_less_accurate, is_not_faster, no_less_accurate, noise, Inputs, FLOATS};
 
 /// A Transformer layer of plain operators: attention of 4 heads of 32 with a mask, and two matmuls with GELU in between.
 #[derive(Clone)]
@@ -300,6 +300,61 @@ fn attention_in_f32_of_16_bits_is_no_less_accurate() -> anyhow::Result<()> {
                 report.rewrites.iter().find(|rewrite| rewrite.rule == "attention-in-f32").map(|rewrite| rewrite.times);
             if !is_not_faster(&report) {
                 assert_eq!(times, Some(1), "{said}\n{report}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Attention as Llama writes it: pairs of four heads of queries share keys and values, and a mask of integers hides scores. Operands are
+/// `(batch, tokens, heads * size)`.
+fn llama_attention(x: &[Tensor], size: usize, inner: DType, mask: &Tensor) -> Result<Tensor> {
+    let (batch, tokens, _) = x[0].dims3()?;
+    let inner = if x[0].dtype() == DType::F64 { DType::F64 } else { inner };
+    let heads = |x: &Tensor| x.relu()?.reshape((batch, tokens, (), size))?.transpose(1, 2);
+    let repeated = |x: &Tensor| Tensor::cat(&[x, x], 2)?.reshape((batch, 4, tokens, size));
+    let (q, k, v) = (heads(&x[0])?.contiguous()?, repeated(&heads(&x[1])?.contiguous()?)?, repeated(&heads(&x[2])?)?);
+    let scores = (q.to_dtype(inner)?.matmul(&k.to_dtype(inner)?.t()?)? / (size as f64).sqrt())?;
+    let hidden = match inner {
+        DType::F16 => Tensor::new(half::f16::NEG_INFINITY, mask.device())?,
+        _ => Tensor::new(f32::NEG_INFINITY, mask.device())?.to_dtype(inner)?,
+    };
+    let shape = scores.shape().clone();
+    let scores = mask.broadcast_as(&shape)?.where_cond(&hidden.broadcast_as(&shape)?, &scores)?;
+    let p = match inner {
+        DType::F64 => candle_nn::ops::softmax(&scores, candle::D::Minus1)?,
+        _ => candle_nn::ops::softmax_last_dim(&scores)?,
+    };
+    let y = p.matmul(&v.to_dtype(inner)?.contiguous()?)?.to_dtype(x[0].dtype())?;
+    y.transpose(1, 2)?.reshape((batch, tokens, 4 * size))?.tanh()
+}
+
+#[test]
+fn masked_attention_of_shared_heads_is_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (batch, tokens, size) = (3, 70, 64);
+    // A token sees those before it, but for the second item's last ones and what each item has at 5.
+    let hides = |item: usize, query: usize, key: usize| key > query || key == 5 || (item == 1 && key > 60);
+    let all = (0..batch * tokens * tokens).map(|at| (at / tokens / tokens, at / tokens % tokens, at % tokens));
+    let mask = Tensor::from_iter(all.map(|(item, query, key)| u8::from(hides(item, query, key))), &device)?;
+    let of_items = mask.reshape((batch, 1, tokens, tokens))?;
+    let of_all = of_items.narrow(0, 0, 1)?.contiguous()?;
+    let types =
+        [(DType::F16, DType::F32), (DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::F16, DType::F16)];
+    for ((dtype, inner), mask) in types.into_iter().flat_map(|types| [(types, &of_all), (types, &of_items)]) {
+        let x = |seed, heads: usize| noise(seed, (batch, tokens, heads * size))?.to_dtype(dtype)?.to_device(&device);
+        let of = |seed| anyhow::Ok(vec![x(seed, 4)?, x(seed + 1, 2)?, x(seed + 2, 2)?]);
+        for number in [f32::INFINITY, f32::NAN, 1e36] {
+            let mut inputs = Inputs { built: of(1)?, asked: of(4)? };
+            let hidden = Tensor::full(number, (batch, 1, 2 * size), &device)?.to_dtype(dtype)?;
+            inputs.asked[1] = inputs.asked[1].slice_assign(&[0..batch, 5..6, 0..2 * size], &hidden)?;
+            let said = format!("in {inner:?}, masks {:?}, hidden keys {number}", mask.dims());
+            let mask = mask.clone();
+            let module = move |x: &[Tensor]| llama_attention(x, size, inner, &mask);
+            let report = no_less_accurate(dtype, &said, module.clone(), module, inputs)?;
+            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            if !is_not_faster(&report) && !is_less_accurate(dtype, &report) {
+                assert_eq!((times("attention"), times("grouped-heads")), (Some(1), Some(1)), "{said}\n{report}");
             }
         }
     }

@@ -64,6 +64,8 @@ pub(super) struct Evaluation<'a> {
     numbers: Numbers,
     compute: Compute,
     known: HashMap<Value, Tensor>,
+    /// What was made of masks, in these types, for all attention that reads them.
+    biases: Vec<(Operand, DType, Tensor)>,
     /// The same in f32, of what depends on weights alone.
     constants: Option<Box<Evaluation<'a>>>,
 }
@@ -77,7 +79,18 @@ impl<'a> Evaluation<'a> {
         numbers: Numbers,
         compute: Compute,
     ) -> Self {
-        Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), constants: None }
+        Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), biases: Vec::new(), constants: None }
+    }
+
+    /// What is made of a mask in a type, once.
+    pub fn bias(&mut self, mask: &Operand, dtype: DType, make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+        let known = self.biases.iter().find(|(of, in_type, _)| of == mask && *in_type == dtype);
+        if let Some((_, _, bias)) = known {
+            return Ok(bias.clone());
+        }
+        let bias = make()?;
+        self.biases.push((mask.clone(), dtype, bias.clone()));
+        Ok(bias)
     }
 
     /// Takes a value for known.

@@ -9,6 +9,9 @@ use crate::timing::wall_us;
 /// shortest sample counts: a slow host makes a sample longer, never shorter.
 const SAMPLES: [(usize, f64); 4] = [(1, 2.), (3, 1.3), (3, 1.3), (3, 1.)];
 
+/// A sample has no more runs than fit into this, but one: events count half microseconds.
+const LONG_US: f64 = 300.;
+
 /// An implementation that is measured.
 struct Candidate<W> {
     implementation: W,
@@ -51,11 +54,17 @@ pub(super) fn fastest<W: Copy, R>(
         if left.len() < 2 {
             break;
         }
+        let runs = runs.min((LONG_US / best_us(&left)) as usize).max(1);
         sample(device, stream, &mut left, run, runs);
-        let best = left.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min);
+        let best = best_us(&left);
         left.retain(|candidate| candidate.weighted_us.is_finite() && candidate.weighted_us <= slower * best);
     }
     left.first().map(|candidate| candidate.implementation)
+}
+
+/// The shortest sample so far; infinite before the first.
+fn best_us<W>(candidates: &[Candidate<W>]) -> f64 {
+    candidates.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min)
 }
 
 /// Measures `runs` runs of each candidate, one candidate after the other. A candidate that fails takes infinitely long.

@@ -190,7 +190,7 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
 }
 
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
-// split, or a sum of values overflows before it is divided by the sum of the weights.
+// split, a hidden score is infinite or NaN, or a sum of values overflows before it is divided by the sum of the weights.
 template <int DIM, bool IN_F32, typename T, typename B>
 __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias, unsigned bias_pitch,
                                  T *y, unsigned y_pitch) {

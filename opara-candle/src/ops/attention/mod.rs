@@ -84,36 +84,42 @@ pub(crate) fn attention_in_f32(
     attention(&wide(q)?, &wide(k)?, &wide(v)?, bias, scale)?.to_dtype(q.dtype())
 }
 
+/// Minus infinity where a mask of integers is not 0, else 0.
+///
+/// # Errors
+/// A failed driver call.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn bias_of_mask(mask: &Tensor, dtype: candle::DType) -> Result<Tensor> {
+    // Where the mask repeats, one element is enough.
+    let repeats = |&dim: &usize| mask.stride()[dim] == 0 && mask.dims()[dim] > 1;
+    let once = (0..mask.rank()).filter(repeats).try_fold(mask.clone(), |mask, dim| mask.narrow(dim, 0, 1))?;
+    let number = |of: f32| Tensor::full(of, (), mask.device())?.to_dtype(dtype)?.broadcast_as(once.shape());
+    once.contiguous()?.where_cond(&number(f32::NEG_INFINITY)?, &number(0.)?)
+}
+
 /// [`attention`] in which scores are minus infinity, whatever they were, where a mask of integers is not 0: also where a masked key
-/// gives a score that is NaN. The mask broadcasts to `(batch, heads, queries, keys)`. `in_f32` is as for [`attention_in_f32`].
+/// gives a score that is NaN. The mask broadcasts to `(batch, heads, queries, keys)`, and `bias` is [`bias_of_mask`] of it. `in_f32` is
+/// as for [`attention_in_f32`].
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) fn masked_attention(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
+    [q, k, v]: [&Tensor; 3],
     mask: &Tensor,
+    bias: &Tensor,
     scale: f64,
     in_f32: bool,
 ) -> Result<Tensor> {
-    let dtype = if in_f32 { candle::DType::F32 } else { q.dtype() };
-    let number = |of: f32| Tensor::full(of, (), mask.device())?.to_dtype(dtype);
-    // Where the mask repeats, one element is enough.
-    let repeats = |&dim: &usize| mask.stride()[dim] == 0 && mask.dims()[dim] > 1;
-    let once =
-        (0..mask.rank()).filter(repeats).try_fold(mask.clone(), |mask, dim| mask.narrow(dim, 0, 1))?.contiguous()?;
-    let shape = once.shape();
-    let bias = once.where_cond(&number(f32::NEG_INFINITY)?.broadcast_as(shape)?, &number(0.)?.broadcast_as(shape)?)?;
-    if let Some(y) = gpu!(cuda::attention(q, k, v, Some(&bias), scale, in_f32, true))? {
+    if let Some(y) = gpu!(cuda::attention(q, k, v, Some(bias), scale, in_f32, true))? {
         return Ok(y);
     }
-    let [wide_q, k, v] = [q, k, v].map(|x| x.to_dtype(dtype));
-    let (heads, wide_q) = (q.dim(1)?, wide_q?.contiguous()?);
-    let scores = (wide_q.matmul(&repeated(&k?, heads)?.transpose(2, 3)?)? * scale)?;
+    let [wide_q, k, v] = [q, k, v].map(|x| x.to_dtype(bias.dtype()));
+    // As in `by_matmuls`.
+    let (heads, wide_q) = (q.dim(1)?, (wide_q? * scale)?.contiguous()?);
+    let scores = wide_q.matmul(&repeated(&k?, heads)?.transpose(2, 3)?)?;
     let mask = mask.broadcast_as(scores.shape())?.contiguous()?;
-    let hidden = number(f32::NEG_INFINITY)?.broadcast_as(scores.shape())?.contiguous()?;
+    let hidden = bias.broadcast_as(scores.shape())?.contiguous()?;
     let weights = candle_nn::ops::softmax_last_dim(&mask.where_cond(&hidden, &scores)?)?;
     weights.matmul(&repeated(&v?, heads)?)?.to_dtype(q.dtype())
 }
