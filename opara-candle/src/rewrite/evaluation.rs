@@ -64,8 +64,8 @@ pub(super) struct Evaluation<'a> {
     numbers: Numbers,
     compute: Compute,
     known: HashMap<Value, Tensor>,
-    /// What was made of masks, in these types, for all attention that reads them.
-    biases: Vec<(Operand, DType, Tensor)>,
+    /// What was made of masks, as views of these shapes and in these types, for all attention that reads them.
+    biases: Vec<(Operand, Vec<usize>, DType, Tensor)>,
     /// The same in f32, of what depends on weights alone.
     constants: Option<Box<Evaluation<'a>>>,
 }
@@ -82,14 +82,21 @@ impl<'a> Evaluation<'a> {
         Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), biases: Vec::new(), constants: None }
     }
 
-    /// What is made of a mask in a type, once.
-    pub fn bias(&mut self, mask: &Operand, dtype: DType, make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-        let known = self.biases.iter().find(|(of, in_type, _)| of == mask && *in_type == dtype);
-        if let Some((_, _, bias)) = known {
+    /// What is made of a mask, as a view of this shape, in a type; once.
+    pub fn bias(
+        &mut self,
+        mask: &Operand,
+        shape: &[usize],
+        dtype: DType,
+        make: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let is_asked =
+            |(of, dims, to, _): &&(Operand, Vec<usize>, DType, Tensor)| of == mask && dims == shape && *to == dtype;
+        if let Some((.., bias)) = self.biases.iter().find(is_asked) {
             return Ok(bias.clone());
         }
         let bias = make()?;
-        self.biases.push((mask.clone(), dtype, bias.clone()));
+        self.biases.push((mask.clone(), shape.to_vec(), dtype, bias.clone()));
         Ok(bias)
     }
 
@@ -108,6 +115,7 @@ impl<'a> Evaluation<'a> {
     /// Forgets a value that nobody reads any more.
     pub fn forget(&mut self, value: Value) {
         self.known.remove(&value);
+        self.biases.retain(|(mask, ..)| mask.value != value);
     }
 
     /// Where the values are.

@@ -322,7 +322,7 @@ fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Resu
     };
     if let (Some(hidden), Some(mask)) = (mask.as_ref().filter(|mask| mask.dtype().is_int()), node.operands.get(3)) {
         let dtype = if in_f32 { DType::F32 } else { q.dtype() };
-        let bias = of.bias(mask, dtype, || ops::bias_of_mask(hidden, dtype))?;
+        let bias = of.bias(mask, hidden.dims(), dtype, || ops::bias_of_mask(hidden, dtype))?;
         return ops::masked_attention([&q, &k, &v?], hidden, &bias, scale.into(), in_f32);
     }
     let attention = if in_f32 { ops::attention_in_f32 } else { ops::attention };

@@ -163,14 +163,17 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
         return bias ? sum + widen(bias[key]) : sum;
     };
     // A NaN makes every later result NaN, so the loops stop at the first one.
-    float largest = -INFINITY, weights = 0;
+    float largest = -INFINITY;
 #pragma unroll 1
     for (unsigned key = 0; key < k.count && largest == largest; key++) {
         const float of_key = score(key);
         largest = of_key <= largest ? largest : of_key;
     }
+    // In f32 the sum would round as often as there are keys.
+    double exact = 0;
 #pragma unroll 1
-    for (unsigned key = 0; key < k.count && weights == weights; key++) weights += expf(score(key) - largest);
+    for (unsigned key = 0; key < k.count && exact == exact; key++) exact += expf(score(key) - largest);
+    const float weights = exact;
     float out[DIM / 8][2];
 #pragma unroll
     for (int d = 0; d < DIM / 8; d++) out[d][0] = out[d][1] = weights == weights ? 0 : weights;
