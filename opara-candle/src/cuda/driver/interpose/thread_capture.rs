@@ -161,6 +161,7 @@ impl ThreadCapture {
     }
 
     /// The stream that the module passes to its calls.
+    #[cfg(feature = "cudnn")]
     pub fn device(&self) -> CUstream {
         self.device
     }
