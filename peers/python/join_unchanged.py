@@ -70,10 +70,10 @@ def joined(
     rows = {tuple(row[name] for name in KEY): dict(row) for row in onto}
     for line in lines:
         key = {name: line[name] for name in KEY}
-        if rows.get(tuple(key.values()), {}).get("device") != device:
-            rows.pop(tuple(key.values()), None)
-        named = {} if device is None else {"device": device}
-        row = rows.setdefault(tuple(key.values()), key | EMPTY | named)
+        at, named = tuple(key.values()), {} if device is None else {"device": device}
+        if at in rows and rows[at].get("device") != device:
+            del rows[at]
+        row = rows.setdefault(at, key | EMPTY | named)
         if "contestant" in line:
             of_torch(row, line)
             continue

@@ -15,23 +15,22 @@ pub(super) fn index_select(of: &mut Evaluation, node: &Node, shape: [u64; 3]) ->
 
 /// The second operand where the first is not 0, else the third.
 pub(super) fn select(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
-    let operands = of.operands(node)?;
-    let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
-    let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
-    let [condition, one, other] = [0, 1, 2].map(|at| operands[at].broadcast_as(&shape[..])?.contiguous());
-    condition?.where_cond(&one?, &other?)
+    let operands = over_one_shape(of, node)?;
+    operands[0].where_cond(&operands[1], &operands[2])
 }
 
-/// An element of these bits where the first operand is not 0, else the second operand.
-pub(super) fn masked_fill(of: &mut Evaluation, node: &Node, bits: u64) -> Result<Tensor> {
+/// As many numbers as the node has elements where the first operand is not 0, else the second operand.
+pub(super) fn masked_fill(of: &mut Evaluation, node: &Node, numbers: &Tensor) -> Result<Tensor> {
+    let operands = over_one_shape(of, node)?;
+    operands[0].where_cond(&numbers.reshape(operands[0].shape())?, &operands[1])
+}
+
+/// The operands of a node, each in as many elements as the result has.
+fn over_one_shape(of: &mut Evaluation, node: &Node) -> Result<Vec<Tensor>> {
     let operands = of.operands(node)?;
     let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
     let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
-    let [mask, other] = [0, 1].map(|at| operands[at].broadcast_as(&shape[..])?.contiguous());
-    let other = other?;
-    let number =
-        Tensor::full(node.element.number(bits).unwrap_or_default(), (), other.device())?.to_dtype(other.dtype())?;
-    mask?.where_cond(&number.broadcast_as(&shape[..])?.contiguous()?, &other)
+    operands.iter().map(|operand| operand.broadcast_as(&shape[..])?.contiguous()).collect()
 }
 
 /// A rotary embedding by candle's kernel.

@@ -149,7 +149,10 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
         Function::Where => select(of, node)?,
-        Function::MaskedFill(bits) => masked_fill(of, node, *bits)?,
+        Function::MaskedFill(bits) => {
+            let numbers = filled(node, *bits, dtype, &of.device()?)?;
+            masked_fill(of, node, &numbers)?
+        }
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })

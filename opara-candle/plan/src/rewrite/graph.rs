@@ -188,8 +188,8 @@ pub enum Compute {
         is_max: bool,
     },
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and a mask, if
-    /// there is one: what is added to the scores, or integers of 8 bits, where scores are minus infinity unless they are 0. `k` and `v`
-    /// may have a fraction of the heads, each for as many consecutive ones of `q`.
+    /// there is one: what is added to the scores, or integers of 8 bits; where one is not 0, the score is minus infinity. `k` and `v` may
+    /// have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
         /// What the scores are multiplied by before.
         scale: f32,

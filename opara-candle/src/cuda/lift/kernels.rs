@@ -138,26 +138,22 @@ impl Arguments<'_> {
         if condition.is_float() || !element.is_float() {
             return None;
         }
-        let bits = self.number_of(4, element, &of_one);
         let condition = self.view_of(3, condition, of_condition)?;
         let other = self.view_of(5, element, of_other)?;
         let writes = Some(self.view_of(6, element, vec![Dim { len, stride: 1 }])?);
-        Some(match bits {
-            Some(bits) => Meaning { function: Function::MaskedFill(bits), reads: vec![condition, other], writes },
-            None => {
-                let reads = vec![condition, self.view_of(4, element, of_one)?, other];
-                Meaning { function: Function::Where, reads, writes }
-            }
-        })
+        let (function, reads) = match self.number_of(4, element, &of_one) {
+            Some(bits) => (Function::MaskedFill(bits), vec![condition, other]),
+            None => (Function::Where, vec![condition, self.view_of(4, element, of_one)?, other]),
+        };
+        Some(Meaning { function, reads, writes })
     }
 
     /// The bits of the number that all elements of an argument are, if the host has uploaded it.
     fn number_of(&self, argument: usize, element: Element, dims: &[Dim]) -> Option<u64> {
-        let is_one = dims.iter().all(|dim| dim.len == 1 || dim.stride == 0);
-        let bytes = self.uploaded(self.offset(argument)?)?.get(..element.bytes() as usize)?;
-        let mut word = [0; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
-        is_one.then(|| u64::from_le_bytes(word))
+        if dims.iter().any(|dim| dim.len != 1 && dim.stride != 0) {
+            return None;
+        }
+        self.uploaded(self.offset(argument)?)?.get(..element.bytes() as usize).map(bits)
     }
 
     /// Arguments: operand, cosines, sines, result, then sizes.
@@ -211,10 +207,8 @@ impl Arguments<'_> {
         if table != 0 || bytes.len() as u64 != element.bytes() {
             return None;
         }
-        let mut word = [0; 8];
-        word[..bytes.len()].copy_from_slice(bytes);
         Some(Meaning {
-            function: Function::Fill(u64::from_le_bytes(word)),
+            function: Function::Fill(bits(bytes)),
             reads: Vec::new(),
             writes: Some(self.view_of(4, element, vec![Dim { len, stride: 1 }])?),
         })
@@ -344,6 +338,11 @@ fn of_type(of: Type) -> Element {
         Type::F16 => Element::F16,
         Type::Bf16 => Element::Bf16,
     }
+}
+
+/// The bits of a number of at most eight bytes.
+fn bits(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
 /// Two types, as in `u32_f16`.

@@ -9,7 +9,8 @@ use crate::timing::wall_us;
 /// shortest sample counts: a slow host makes a sample longer, never shorter.
 const SAMPLES: [(usize, f64); 4] = [(1, 2.), (3, 1.3), (3, 1.3), (3, 1.)];
 
-/// A sample has no more runs than fit into this, but one: events count half microseconds.
+/// A sample runs a candidate as often as fits into this time, and once at least: event times are precise to half a microsecond, so that
+/// long runs need no repetition.
 const LONG_US: f64 = 300.;
 
 /// An implementation that is measured.
@@ -50,21 +51,16 @@ pub(super) fn fastest<W: Copy, R>(
             });
         }
     }
+    let mut best = f64::INFINITY;
     for (runs, slower) in SAMPLES {
         if left.len() < 2 {
             break;
         }
-        let runs = runs.min((LONG_US / best_us(&left)) as usize).max(1);
-        sample(device, stream, &mut left, run, runs);
-        let best = best_us(&left);
+        sample(device, stream, &mut left, run, runs.min((LONG_US / best) as usize).max(1));
+        best = left.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min);
         left.retain(|candidate| candidate.weighted_us.is_finite() && candidate.weighted_us <= slower * best);
     }
     left.first().map(|candidate| candidate.implementation)
-}
-
-/// The shortest sample so far; infinite before the first.
-fn best_us<W>(candidates: &[Candidate<W>]) -> f64 {
-    candidates.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min)
 }
 
 /// Measures `runs` runs of each candidate, one candidate after the other. A candidate that fails takes infinitely long.

@@ -49,14 +49,15 @@ use crate::cpu::record::apply;
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
     let by_own_kernel = runs_own(q) || q.device().is_cpu() && has_own_kernels() && is_wide(q.dtype());
     if !by_own_kernel {
-        return by_matmuls(q, k, v, bias, scale);
+        return by_matmuls(q, k, v, scale, |scores| add_softmax(scores, bias));
     }
     let scores = q.elem_count() as u64 * k.dim(2)? as u64;
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
         let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale, false, false));
-        own_on(t[0], on_cpu, own)?.map_or_else(|| by_matmuls(t[0], t[1], t[2], bias, scale), Ok)
+        own_on(t[0], on_cpu, own)?
+            .map_or_else(|| by_matmuls(t[0], t[1], t[2], scale, |scores| add_softmax(scores, bias)), Ok)
     };
     match bias {
         Some(bias) => apply("attention", &[q, k, v, bias], 4 * scores, run),
@@ -115,13 +116,11 @@ pub(crate) fn masked_attention(
         return Ok(y);
     }
     let [wide_q, k, v] = [q, k, v].map(|x| x.to_dtype(bias.dtype()));
-    // As in `by_matmuls`.
-    let (heads, wide_q) = (q.dim(1)?, (wide_q? * scale)?.contiguous()?);
-    let scores = wide_q.matmul(&repeated(&k?, heads)?.transpose(2, 3)?)?;
-    let mask = mask.broadcast_as(scores.shape())?.contiguous()?;
-    let hidden = bias.broadcast_as(scores.shape())?.contiguous()?;
-    let weights = candle_nn::ops::softmax_last_dim(&mask.where_cond(&hidden, &scores)?)?;
-    weights.matmul(&repeated(&v?, heads)?)?.to_dtype(q.dtype())
+    let weights = |scores: &Tensor| {
+        let [mask, hidden] = [mask, bias].map(|x| x.broadcast_as(scores.shape())?.contiguous());
+        add_softmax(&mask?.where_cond(&hidden?, scores)?, None)
+    };
+    by_matmuls(&wide_q?, &k?, &v?, scale, weights)?.to_dtype(q.dtype())
 }
 
 /// How many heads of queries share one of these heads of keys; `None` if not all of these do.
@@ -142,11 +141,18 @@ fn repeated(x: &Tensor, heads: usize) -> Result<Tensor> {
     }
 }
 
-fn by_matmuls(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scale: f64) -> Result<Tensor> {
+/// Two products, and between them the weights of scaled scores.
+fn by_matmuls(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    scale: f64,
+    weights: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
     let heads = q.dim(1)?;
     let together = |x: &Tensor| repeated(x, heads);
     // Scaling the query takes fewer operations than scaling the scores, and avoids overflow in f16.
     let q = if scale == 1. { together(q)? } else { affine(&together(q)?, scale, 0.)? };
     let scores = matmul(&q, &transpose(&together(k)?, 2, 3)?)?;
-    matmul(&add_softmax(&scores, bias)?, &together(v)?)
+    matmul(&weights(&scores)?, &together(v)?)
 }

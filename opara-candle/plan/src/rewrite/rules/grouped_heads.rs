@@ -31,15 +31,16 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
 
 /// Heads as those of each of so many items.
 fn in_batch(heads: &Operand, batch: u64) -> Option<Operand> {
-    let dims = match heads.dims[..] {
-        [items, ..] if heads.dims.len() == 4 && items.len == batch => return Some(heads.clone()),
-        [Dim { len, stride }, tokens, size] if len.is_multiple_of(batch) => {
-            let of_item = len / batch;
-            vec![Dim { len: batch, stride: of_item * stride }, Dim { len: of_item, stride }, tokens, size]
-        }
-        _ => return None,
-    };
-    Some(Operand { dims, ..heads.clone() })
+    let [of @ .., tokens, size] = &heads.dims[..] else { return None };
+    let count: u64 = of.iter().map(|dim| dim.len).product();
+    let shape = [batch, count.checked_div(batch)?, tokens.len, size.len];
+    Some(Operand { dims: dims_over(&heads.dims, &shape)?, ..heads.clone() })
+}
+
+/// A view's dimensions over a shape of as many elements.
+fn dims_over(dims: &[Dim], shape: &[u64]) -> Option<Vec<Dim>> {
+    let strides = strides_over(dims, shape)?;
+    Some(shape.iter().zip(strides).map(|(&len, stride)| Dim { len, stride }).collect())
 }
 
 /// Heads, `(heads, tokens, size)` or `(batch, heads, tokens, size)`, each for several heads of queries.
@@ -93,9 +94,8 @@ fn once(dims: &[Vec<Dim>], tokens: u64, size: u64) -> Option<Vec<Dim>> {
     let heads = &heads[..heads.len() - repeats];
     let dims = std::iter::once(heads).chain(rest.iter().map(Vec::as_slice)).collect::<Vec<_>>().concat();
     let product = |dims: &[Dim]| dims.iter().map(|dim| dim.len).product::<u64>();
-    let together = vec![product(heads), tokens, size];
-    let apart = heads.split_first().map(|(items, heads)| vec![items.len, product(heads), tokens, size]);
-    let over = |lens: Vec<u64>| Some((strides_over(&dims, &lens)?, lens));
-    let (strides, lens) = over(together).or_else(|| over(apart?)).filter(|_| repeats > 0)?;
-    Some(lens.into_iter().zip(strides).map(|(len, stride)| Dim { len, stride }).collect())
+    let together = dims_over(&dims, &[product(heads), tokens, size]);
+    let apart =
+        || heads.split_first().and_then(|(items, of)| dims_over(&dims, &[items.len, product(of), tokens, size]));
+    together.or_else(apart).filter(|_| repeats > 0)
 }

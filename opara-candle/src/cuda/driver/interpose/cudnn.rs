@@ -108,6 +108,17 @@ unsafe fn set_stream(handle: cudnnHandle_t, stream: CUstream) -> cudnnStatus_t {
     unsafe { SET.get("cudnnSetStream\0").map_or(MISSING, |set| set(handle, stream.cast())) }
 }
 
+/// The stream that this thread has set for a handle; the default stream if it has set none.
+fn stream_of(handle: cudnnHandle_t) -> CUstream {
+    let mut stream = null_mut();
+    edit(|handles| {
+        if let Some((_, of)) = handles.iter().find(|(known, _)| *known == handle) {
+            stream = *of;
+        }
+    });
+    stream
+}
+
 /// A new handle of the current context; null if none can be made. Unlike those of cuBLAS, it does not wait for the device.
 fn new_handle() -> cudnnHandle_t {
     let mut handle = null_mut();
@@ -127,11 +138,7 @@ fn made(
     call: impl Fn(cudnnHandle_t) -> cudnnStatus_t,
 ) -> cudnnStatus_t {
     let beside = || {
-        let mut of_handle = null_mut();
-        edit(|handles| {
-            of_handle = handles.iter().find(|(known, _)| *known == handle).map_or(null_mut(), |(_, stream)| *stream);
-        });
-        if private_stream_for(of_handle.cast()).is_none() {
+        if private_stream_for(stream_of(handle).cast()).is_none() {
             return cudnnStatus_t::REFUSED;
         }
         let found = thread_capture::with(|capture| {

@@ -2,7 +2,8 @@
 //!
 //! The driver aborts every capture, on any stream, when a thread waits for the whole device, and that thread's call fails, too.
 //! (Measured with driver 580: `cuCtxSynchronize` and cuRAND's first draw fail; creating or destroying a cuBLAS handle succeeds, but
-//! aborts the capture. cuDNN's handles do not.) So such a call waits here until no capture runs, and a capture begins when no such call runs.
+//! aborts the capture. cuDNN's handles do not.) So such a call waits here until no capture runs, and a capture begins when no such call
+//! runs.
 //!
 //! A deadlock is possible: a captured module may wait for the thread that waits here, for example for a lock. So after
 //! [`PATIENCE`] the waiting thread ends the capture, if it is outside of driver calls. The module's next call is then refused, and
