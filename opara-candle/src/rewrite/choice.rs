@@ -3,12 +3,12 @@
 use candle::{Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{Changes, Graph, Node, ProductPrecision, Standing};
+use opara_plan::rewrite::{is_changed_before, Changes, Graph, Node, ProductPrecision, Standing};
 
-use super::accuracy::{compare, same_kinds, Compared};
+use super::accuracy::{compare, near, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::set::Set;
+use super::set::{Inside, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -32,7 +32,7 @@ pub(crate) fn choose_as_before<T>(
     using: impl FnOnce(&Graph, &[Tensor]) -> crate::Result<std::result::Result<T, String>>,
 ) -> crate::Result<Option<(Choice, T)>> {
     let Some((changed, fits)) = standing.applied(graph) else { return Ok(None) };
-    let Ok(compared) = checked(&changed, sets)? else { return Ok(None) };
+    let Ok(compared) = checked(graph, &changed, sets)? else { return Ok(None) };
     let inputs = sets.first().map(|set| &set.inputs[..]).unwrap_or_default();
     let Ok(used) = using(&changed, inputs)? else { return Ok(None) };
     let standing = standing.clone();
@@ -97,7 +97,7 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         if fits.is_empty() {
             return Ok(Err("no rule is left".into()));
         }
-        let compared = checked(&changed, sets)?;
+        let compared = checked(graph, &changed, sets)?;
         let standing = Standing::new(without, changes, &fits);
         Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), standing }))
     };
@@ -178,29 +178,66 @@ fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
     }
 }
 
-/// Holds what a changed graph computes against double precision; the worst of its outputs.
-fn checked(changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
+/// Holds what a changed graph computes against double precision; the worst of what is compared.
+fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for set in sets {
-        let Set { inputs, outputs, recorded, .. } = set;
-        let given = set.all().map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
-        let given = given.collect::<Result<Vec<_>>>()?;
-        for at in 0..outputs.len() {
-            let reference = in_one_row(set.all().map(|set| &set.references[at]))?;
-            let candle = in_one_row(set.all().map(|set| &set.outputs[at]))?;
-            let other = in_one_row(given.iter().map(|given| &given[at]))?;
-            match compare(&reference, &candle, &other)? {
-                Ok(compared) if compared.other.rms >= worst.other.rms => worst = compared,
-                Ok(_) => {}
-                Err(reason) => return Ok(Err(reason)),
-            }
+        let verdict = match inside(graph, changed, set)? {
+            Some(verdict) => verdict,
+            None => by_outputs(graph, changed, set)?,
+        };
+        match verdict {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
         }
-        let Some(recorded) = recorded else { continue };
-        for (candle, other) in recorded.iter().zip(evaluate(changed, inputs, Arithmetic::Typed, Numbers::All)?) {
+        let Some(recorded) = &set.recorded else { continue };
+        for (candle, other) in recorded.iter().zip(evaluate(changed, &set.inputs, Arithmetic::Typed, Numbers::All)?) {
             if let Err(reason) = same_kinds(candle, &other)? {
                 return Ok(Err(reason));
             }
         }
     }
     Ok(Ok(worst))
+}
+
+/// By the outputs, of the run on all operands together.
+fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::Result<Compared, String>> {
+    let given = set.all(graph).map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
+    let given = given.collect::<Result<Vec<_>>>()?;
+    let mut worst = Compared::default();
+    for at in 0..set.outputs.len() {
+        let reference = in_one_row(set.all(graph).map(|set| &set.references[at]))?;
+        let candle = in_one_row(set.all(graph).map(|set| &set.outputs[at]))?;
+        let other = in_one_row(given.iter().map(|given| &given[at]))?;
+        match compare(&reference, &candle, &other)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    Ok(Ok(worst))
+}
+
+/// By the outputs of many numbers, and by the last values of many that those of few come from. `None` if there are no such values, if
+/// something behind them is changed, or if the outputs are not near candle's.
+fn inside(graph: &Graph, changed: &Graph, set: &Set) -> Result<Option<std::result::Result<Compared, String>>> {
+    let Some(inside) = set.inside.as_ref().filter(|inside| is_changed_before(&inside.nodes, graph, changed)) else {
+        return Ok(None);
+    };
+    let outputs = changed.outputs.iter().copied().chain(Inside::outputs(&inside.nodes)).collect();
+    let given = evaluate(&Graph { outputs, ..changed.clone() }, &set.inputs, Arithmetic::Typed, set.numbers)?;
+    let outputs = set.references.iter().zip(&set.outputs);
+    let values = outputs.chain(inside.references.iter().zip(&inside.candle)).zip(&given);
+    let mut worst = Compared::default();
+    for ((reference, candle), other) in values.filter(|(_, other)| other.elem_count() >= ENOUGH) {
+        match compare(reference, candle, other)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Some(Err(reason))),
+        }
+    }
+    for (candle, other) in set.outputs.iter().zip(&given) {
+        if near(candle, other, worst.apart())?.is_err() {
+            return Ok(None);
+        }
+    }
+    Ok(Some(Ok(worst)))
 }

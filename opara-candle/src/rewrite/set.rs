@@ -1,9 +1,11 @@
 //! The operands and results of a run, and the same results in double precision.
 
+use std::cell::OnceCell;
+
 use candle::{DType, Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
-use opara_plan::rewrite::{Graph, Input};
+use opara_plan::rewrite::{last_of_many, Graph, Input, Output, Value};
 
 use super::accuracy::has_no_finite;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
@@ -18,8 +20,22 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if `outputs` were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// The same run on other operands, if it gives few numbers: whose roundings happen to be luckier says nothing of a few.
-    pub(super) nearby: Vec<Set>,
+    /// Values of more numbers, if there are outputs of few: whose roundings happen to be luckier says nothing of a few.
+    pub(super) inside: Option<Inside>,
+    /// The same run on other operands that the caller has.
+    others: Vec<Set>,
+    /// The same run on operands nearby, if it gives few numbers.
+    pub(super) nearby: OnceCell<Vec<Set>>,
+}
+
+/// The last values of a run that have enough numbers to tell errors apart.
+pub(super) struct Inside {
+    /// The nodes whose values they are.
+    pub nodes: Vec<usize>,
+    /// What candle's operators give.
+    pub candle: Vec<Tensor>,
+    /// The same in double precision.
+    pub references: Vec<Tensor>,
 }
 
 impl Set {
@@ -38,18 +54,9 @@ impl Set {
             }
         };
         let references = in_double_precision(graph, &inputs, numbers)?;
-        let mut set = Self { inputs, outputs, references, numbers, recorded, nearby: Vec::new() };
-        // The output of the fewest elements has the least to say.
-        let elements = set.outputs.iter().map(Tensor::elem_count).filter(|&count| count > 0).min().unwrap_or(ENOUGH);
-        let varying = graph.inputs.iter().zip(&set.inputs).filter(|(input, _)| varies(input));
-        let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
-        let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
-        for number in 1..ENOUGH.div_ceil(elements).min(MOST + 1).min(affordable + 1) {
-            // Without memory for more there are fewer.
-            let Ok(beside) = set.beside(graph, number) else { break };
-            set.nearby.push(beside);
-        }
-        Ok(set)
+        let inside = Inside::of(graph, &inputs, &outputs, numbers)?;
+        let (others, nearby) = (Vec::new(), OnceCell::new());
+        Ok(Self { inputs, outputs, references, numbers, recorded, inside, others, nearby })
     }
 
     /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
@@ -59,9 +66,26 @@ impl Set {
     /// A graph that cannot be computed.
     pub fn and_on(mut self, graph: &Graph, others: impl IntoIterator<Item = Vec<Tensor>>) -> Result<Self> {
         for inputs in others {
-            self.nearby.push(Self::computed(graph, inputs, self.numbers)?);
+            self.others.push(Self::computed(graph, inputs, self.numbers)?);
         }
+        // These are of values that one token's may have.
+        self.inside = None;
         Ok(self)
+    }
+
+    /// This one, the others, and those nearby.
+    pub(super) fn all(&self, graph: &Graph) -> impl Iterator<Item = &Self> {
+        let nearby = self.nearby.get_or_init(|| self.computed_nearby(graph));
+        std::iter::once(self).chain(&self.others).chain(nearby)
+    }
+
+    /// As many as make enough numbers. Without memory for more there are fewer.
+    fn computed_nearby(&self, graph: &Graph) -> Vec<Self> {
+        let varying = graph.inputs.iter().zip(&self.inputs).filter(|(input, _)| varies(input));
+        let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
+        let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
+        let wanted = ENOUGH.div_ceil(fewest(&self.outputs)).min(MOST + 1).min(affordable + 1);
+        (1..wanted).map_while(|number| self.beside(graph, number).ok()).collect()
     }
 
     /// The run on operands that differ from these by less than a fiftieth.
@@ -86,13 +110,35 @@ impl Set {
     fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
         let outputs = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
         let references = in_double_precision(graph, &inputs, numbers)?;
-        Ok(Self { inputs, outputs, references, numbers, recorded: None, nearby: Vec::new() })
+        let (others, nearby) = (Vec::new(), OnceCell::new());
+        Ok(Self { inputs, outputs, references, numbers, recorded: None, inside: None, others, nearby })
+    }
+}
+
+impl Inside {
+    /// Of a run that has outputs of few numbers, if it has values of many.
+    fn of(graph: &Graph, inputs: &[Tensor], outputs: &[Tensor], numbers: Numbers) -> Result<Option<Self>> {
+        // candle takes seconds for thousands of groups.
+        let is_asked = fewest(outputs) < ENOUGH && joined(graph) == *graph;
+        let nodes = if is_asked { last_of_many(graph, ENOUGH as u64) } else { Vec::new() };
+        if nodes.is_empty() {
+            return Ok(None);
+        }
+        let asked = Graph { outputs: Self::outputs(&nodes).collect(), ..graph.clone() };
+        let candle = evaluate(&asked, inputs, Arithmetic::Typed, numbers)?;
+        let references = in_double_precision(&asked, inputs, numbers)?;
+        Ok(Some(Self { nodes, candle, references }))
     }
 
-    /// This one, and those nearby.
-    pub(super) fn all(&self) -> impl Iterator<Item = &Self> {
-        std::iter::once(self).chain(&self.nearby)
+    /// Nodes as outputs of a graph that is only evaluated.
+    pub fn outputs(nodes: &[usize]) -> impl Iterator<Item = Output> + '_ {
+        nodes.iter().map(|&at| Output { value: Value::Node(at), buffer: 0 })
     }
+}
+
+/// The elements of the output that has the fewest, which has the least to say.
+fn fewest(outputs: &[Tensor]) -> usize {
+    outputs.iter().map(Tensor::elem_count).filter(|&count| count > 0).min().unwrap_or(ENOUGH)
 }
 
 /// Is it a float that differs from pass to pass?
@@ -102,7 +148,7 @@ fn varies(input: &Input) -> bool {
 
 /// As many numbers tell errors apart that differ by a twentieth. The most runs that are computed for them, and the most elements that
 /// all of these read.
-const ENOUGH: usize = 512;
+pub(super) const ENOUGH: usize = 512;
 const MOST: usize = 32;
 const AT_MOST_IN_ALL: usize = 1 << 24;
 

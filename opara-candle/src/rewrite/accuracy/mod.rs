@@ -34,6 +34,15 @@ pub(crate) struct Compared {
 }
 
 impl Compared {
+    /// The one of the two whose result is farther from double precision.
+    pub fn or_worse(self, other: Self) -> Self {
+        if other.other.rms >= self.other.rms {
+            other
+        } else {
+            self
+        }
+    }
+
     /// How far the two are from each other at most, by their errors, relative to the root of the mean square.
     pub fn apart(&self) -> f64 {
         self.unit * (self.candle.rms + self.other.rms + 1.)

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use opara_plan::rewrite::{Changes, ProductPrecision};
 
 use super::super::alone::settled;
-use super::super::choice::{choose_as_before, choose_usable, more_precise, Choice};
+use super::super::choice::{choose, choose_as_before, choose_usable, more_precise, Choice};
 use super::super::set::Set;
 use super::*;
 
@@ -176,6 +176,34 @@ fn an_earlier_choice_stands_if_it_is_no_less_accurate_and_of_use() -> Result<()>
     let (graph, set) = in_f16(two_convolutions(), &powers)?;
     let (kept, ()) = choose_as_before(&graph, &fewer.standing, &[set], |_, _| Ok(Ok(()))).unwrap().unwrap();
     assert_eq!((kept.fits, kept.standing), (fewer.fits, fewer.standing));
+    Ok(())
+}
+
+/// The sum of a convolution of an image of 8 by 8 pixels, from 64 channels to 8, with a factor for every channel of the result.
+fn sum_of_convolution() -> Graph {
+    let image = operand(Value::Input(0), 0, &[(1, 4096), (64, 64), (8, 8), (8, 1)]);
+    let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
+    let window = Window { kernel: [1; 2], ..window(0, 1) };
+    let factors = operand(Value::Input(2), 0, &[(1, 0), (8, 1), (64, 0)]);
+    let nodes = vec![
+        node(Function::Convolution(window), vec![image, all(Value::Input(1), 512)], 512),
+        node(Function::Binary("mul".into()), vec![all(Value::Node(0), 512), factors], 512),
+        node(Function::RowSum(512), vec![all(Value::Node(1), 512)], 1),
+    ];
+    let inputs = vec![input(4096, false), input(512, true), input(8, true)];
+    Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(2), buffer: 9 }] }
+}
+
+#[test]
+fn a_run_that_gives_few_numbers_is_judged_by_the_last_many() -> Result<()> {
+    // Weights round once more with factors that are no powers of two, whatever the one sum says.
+    for (factors, stands) in [(Tensor::full(2f32, 8, &Device::Cpu)?, true), ((numbers(8, 0.9)? + 2.)?, false)] {
+        let (graph, set) = in_f16(sum_of_convolution(), &[numbers(4096, 0.3)?, numbers(512, 0.7)?, factors])?;
+        let sets = [set];
+        let Choice { fits, notes, compared, .. } = choose(&graph, &[], &sets)?.unwrap();
+        assert_eq!(fits.iter().any(|fit| fit.rule == "convolution-norm"), stands, "{notes:?}");
+        assert!(compared.candle.rms > 0. && sets[0].nearby.get().is_none(), "{compared:?}");
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 mod heads;
 mod images;
 mod layers;
+mod measured;
 mod norms;
 mod outcome;
 mod pools;
