@@ -46,15 +46,37 @@ impl Set {
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
         let has_no_finite = outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        let (numbers, recorded, outputs) = match has_no_finite {
-            false => (Numbers::All, None, outputs),
-            true => {
-                let finite = evaluate(graph, &inputs, Arithmetic::Typed, Numbers::Finite)?;
-                (Numbers::Finite, Some(outputs), finite)
+        let numbers = if has_no_finite { Numbers::Finite } else { Numbers::All };
+        // candle takes seconds for thousands of groups.
+        let is_asked = fewest(&outputs) < ENOUGH && joined(graph) == *graph;
+        let nodes = if is_asked { last_of_many(graph, ENOUGH as u64) } else { Vec::new() };
+        if !nodes.is_empty() {
+            // Without memory for these values, operands nearby have to do.
+            if let Ok(set) = Self::with(graph, inputs.clone(), outputs.clone(), numbers, nodes) {
+                return Ok(set);
             }
-        };
-        let references = in_double_precision(graph, &inputs, numbers)?;
-        let inside = Inside::of(graph, &inputs, &outputs, numbers)?;
+        }
+        Self::with(graph, inputs, outputs, numbers, Vec::new())
+    }
+
+    /// With the values of these nodes.
+    fn with(
+        graph: &Graph,
+        inputs: Vec<Tensor>,
+        outputs: Vec<Tensor>,
+        numbers: Numbers,
+        nodes: Vec<usize>,
+    ) -> Result<Self> {
+        let asked = with_outputs(graph, &nodes);
+        let mut references = in_double_precision(&asked, &inputs, numbers)?;
+        let (mut outputs, mut recorded, mut inside) = (outputs, None, None);
+        if numbers == Numbers::Finite || !nodes.is_empty() {
+            let mut typed = evaluate(&asked, &inputs, Arithmetic::Typed, numbers)?;
+            let candle = typed.split_off(outputs.len());
+            let precise = references.split_off(outputs.len());
+            inside = (!nodes.is_empty()).then_some(Inside { nodes, candle, references: precise });
+            recorded = (numbers == Numbers::Finite).then(|| std::mem::replace(&mut outputs, typed));
+        }
         let (others, nearby) = (Vec::new(), OnceCell::new());
         Ok(Self { inputs, outputs, references, numbers, recorded, inside, others, nearby })
     }
@@ -68,7 +90,7 @@ impl Set {
         for inputs in others {
             self.others.push(Self::computed(graph, inputs, self.numbers)?);
         }
-        // These are of values that one token's may have.
+        // Values inside are known of these operands alone.
         self.inside = None;
         Ok(self)
     }
@@ -115,25 +137,11 @@ impl Set {
     }
 }
 
-impl Inside {
-    /// Of a run that has outputs of few numbers, if it has values of many.
-    fn of(graph: &Graph, inputs: &[Tensor], outputs: &[Tensor], numbers: Numbers) -> Result<Option<Self>> {
-        // candle takes seconds for thousands of groups.
-        let is_asked = fewest(outputs) < ENOUGH && joined(graph) == *graph;
-        let nodes = if is_asked { last_of_many(graph, ENOUGH as u64) } else { Vec::new() };
-        if nodes.is_empty() {
-            return Ok(None);
-        }
-        let asked = Graph { outputs: Self::outputs(&nodes).collect(), ..graph.clone() };
-        let candle = evaluate(&asked, inputs, Arithmetic::Typed, numbers)?;
-        let references = in_double_precision(&asked, inputs, numbers)?;
-        Ok(Some(Self { nodes, candle, references }))
-    }
-
-    /// Nodes as outputs of a graph that is only evaluated.
-    pub fn outputs(nodes: &[usize]) -> impl Iterator<Item = Output> + '_ {
-        nodes.iter().map(|&at| Output { value: Value::Node(at), buffer: 0 })
-    }
+/// A graph whose nodes of these indices are outputs, too, behind its own. It is only evaluated, so their buffer says nothing.
+pub(super) fn with_outputs(graph: &Graph, nodes: &[usize]) -> Graph {
+    let mut graph = graph.clone();
+    graph.outputs.extend(nodes.iter().map(|&at| Output { value: Value::Node(at), buffer: 0 }));
+    graph
 }
 
 /// The elements of the output that has the fewest, which has the least to say.

@@ -91,8 +91,11 @@ impl Arguments<'_> {
             _ => return None,
         };
         // What becomes of a number that is no integer, or too large for one, depends on the device.
-        let is_copy = function == Function::Copy && (to.is_float() || !from.is_float());
-        if self.kernel.arguments.count() != 4 + operands || !(is_copy || from.is_float()) {
+        let is_known = match function {
+            Function::Copy => to.is_float() || !from.is_float(),
+            _ => from.is_float(),
+        };
+        if self.kernel.arguments.count() != 4 + operands || !is_known {
             return None;
         }
         let len = self.integer(0)?;

@@ -28,12 +28,13 @@ pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Res
     let pass = |number: usize, on: &Rerun| {
         capture(&target.stream, &target.device, &pools[number % 2], &function, on, inputs.len())
     };
-    let first = Rerun::of_copies(&stateless, inputs)?;
-    let mut earlier = pass(0, &first)?;
+    // Nothing writes to them, so no run has to restore them.
+    let first = stateless.copies(inputs)?;
+    let mut earlier = pass(0, &Rerun::new(&stateless, &first)?)?;
     let mut moved = Vec::new();
     loop {
-        let elsewhere = Rerun::of_copies(&stateless, inputs)?;
-        let mut again = pass(moved.len() + 1, &elsewhere)?;
+        let elsewhere = stateless.copies(inputs)?;
+        let mut again = pass(moved.len() + 1, &Rerun::new(&stateless, &elsewhere)?)?;
         moved.push(elsewhere);
         match again.confirm(&earlier)? {
             None => return sound(again),

@@ -34,9 +34,9 @@ pub(crate) struct Compared {
 }
 
 impl Compared {
-    /// The one of the two whose result is farther from double precision.
+    /// The one of the two whose result is farther from double precision, whatever their types.
     pub fn or_worse(self, other: Self) -> Self {
-        if other.other.rms >= self.other.rms {
+        if other.unit * other.other.rms >= self.unit * self.other.rms {
             other
         } else {
             self

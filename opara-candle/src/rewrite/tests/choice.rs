@@ -196,14 +196,38 @@ fn sum_of_convolution() -> Graph {
 
 #[test]
 fn a_run_that_gives_few_numbers_is_judged_by_the_last_many() -> Result<()> {
-    // Weights round once more with factors that are no powers of two, whatever the one sum says.
-    for (factors, stands) in [(Tensor::full(2f32, 8, &Device::Cpu)?, true), ((numbers(8, 0.9)? + 2.)?, false)] {
-        let (graph, set) = in_f16(sum_of_convolution(), &[numbers(4096, 0.3)?, numbers(512, 0.7)?, factors])?;
-        let sets = [set];
-        let Choice { fits, notes, compared, .. } = choose(&graph, &[], &sets)?.unwrap();
-        assert_eq!(fits.iter().any(|fit| fit.rule == "convolution-norm"), stands, "{notes:?}");
-        assert!(compared.candle.rms > 0. && sets[0].nearby.get().is_none(), "{compared:?}");
+    let mut with_many = sum_of_convolution();
+    with_many.outputs.push(Output { value: Value::Node(1), buffer: 8 });
+    for graph in [sum_of_convolution(), with_many] {
+        // Weights round once more with factors that are no powers of two, whatever the one sum says.
+        for (factors, stands) in [(Tensor::full(2f32, 8, &Device::Cpu)?, true), ((numbers(8, 0.9)? + 2.)?, false)] {
+            let inputs = [numbers(4096, 0.3)?, numbers(512, 0.7)?, factors];
+            let (graph, set) = in_f16(graph.clone(), &inputs)?;
+            let sets = [set];
+            let Choice { fits, notes, compared, .. } = choose(&graph, &[], &sets)?.unwrap();
+            assert_eq!(fits.iter().any(|fit| fit.rule == "convolution-norm"), stands, "{notes:?}");
+            assert!(compared.candle.rms > 0. && sets[0].nearby.get().is_none(), "{compared:?}");
+        }
     }
+    Ok(())
+}
+
+#[test]
+fn few_numbers_that_do_not_follow_from_the_last_many_are_judged_on_operands_nearby() -> Result<()> {
+    // Nothing is left of the sum but its errors.
+    let mut graph = sum_of_convolution();
+    let one = |value: Value| operand(value, 0, &[(1, 1)]);
+    graph.nodes.push(node(Function::Binary("sub".into()), vec![one(Value::Node(2)), one(Value::Input(3))], 1));
+    graph.inputs.push(input(1, true));
+    graph.outputs[0].value = Value::Node(3);
+    let mut inputs = vec![numbers(4096, 0.3)?, numbers(512, 0.7)?, Tensor::full(2f32, 8, &Device::Cpu)?];
+    let sum = evaluate(&sum_of_convolution(), &inputs, Arithmetic::In(DType::F64))?.remove(0);
+    inputs.push(sum.to_dtype(DType::F32)?.flatten_all()?);
+    let (graph, set) = in_f16(graph, &inputs)?;
+    let sets = [set];
+    let refused = choose(&graph, &[], &sets)?.err();
+    assert!(refused.is_some_and(|reason| reason.contains("double precision does not give candle's results")));
+    assert!(sets[0].nearby.get().is_some());
     Ok(())
 }
 
