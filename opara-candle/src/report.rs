@@ -31,7 +31,7 @@ pub struct Rewrite {
     pub times: usize,
     /// Number of launches saved.
     pub saved: usize,
-    /// Root mean square error of the largest result that it is part of, in the unit of
+    /// Root mean square error of the worst of the values by which it was judged, in the unit of
     /// [`Numerics::Accurate`](crate::Numerics::Accurate).
     pub error: f64,
     /// The same error of candle's kernels.

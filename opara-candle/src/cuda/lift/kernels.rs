@@ -90,11 +90,8 @@ impl Arguments<'_> {
             FusedAs::Binary(function) => (Function::Binary(function.into()), element(types)?, element(types)?, 2),
             _ => return None,
         };
-        // What becomes of a number that is no integer, or too large for one, depends on the device.
-        let is_known = match function {
-            Function::Copy => to.is_float() || !from.is_float(),
-            _ => from.is_float(),
-        };
+        // Double precision is for floats: functions of integers are computed in their own type.
+        let is_known = function == Function::Copy || from.is_float();
         if self.kernel.arguments.count() != 4 + operands || !is_known {
             return None;
         }

@@ -28,7 +28,7 @@ pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Res
     let pass = |number: usize, on: &Rerun| {
         capture(&target.stream, &target.device, &pools[number % 2], &function, on, inputs.len())
     };
-    // Nothing writes to them, so no run has to restore them.
+    // No run has to restore them: `sound` refuses what writes to them.
     let first = stateless.copies(inputs)?;
     let mut earlier = pass(0, &Rerun::new(&stateless, &first)?)?;
     let mut moved = Vec::new();

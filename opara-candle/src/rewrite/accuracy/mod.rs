@@ -116,8 +116,8 @@ fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compar
     Ok(Compared { candle, other, unit })
 }
 
-/// Whether the outputs of a whole pass are near candle's, if its runs were apart by so much each: what a run does to the errors of
-/// those before it is not known, so there is room for that.
+/// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room
+/// for that, and for one rounding at least.
 ///
 /// # Errors
 /// The inner one says why not: then launches are not where they belong.
@@ -127,7 +127,7 @@ pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::r
         Some(found) => Ok(found),
         None => on_host::distance(candle, other)?,
     };
-    let limit = (ROOM * apart).min(EXPLAINED);
+    let limit = (ROOM * apart.max(unit(candle.dtype()))).min(EXPLAINED);
     let is_near = |found: f64| match found <= limit {
         true => Ok(()),
         false => Err(format!("an output differs from candle's by {found:.2e}")),

@@ -71,6 +71,19 @@ fn what_is_not_finite_stays_so() {
 }
 
 #[test]
+fn the_worse_of_two_types_is_farther_from_double_precision() {
+    let of = |unit: f64, roundings: f64| {
+        let result = [1. + roundings * unit, 1.];
+        compared(unit, &[1., 1.], &result, &result).unwrap()
+    };
+    let (half, single) = (of(U, 1.), of(2f64.powi(-24), 20.));
+    assert_eq!(
+        [half.or_worse(single), single.or_worse(half), Compared::default().or_worse(single)],
+        [half, half, single]
+    );
+}
+
+#[test]
 fn outputs_that_are_something_else_are_noticed() -> Result<()> {
     let of = |values: [f32; 3]| Tensor::new(&values, &Device::Cpu);
     let candle = of([1., 2., f32::INFINITY])?;

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use opara_plan::rewrite::{Changes, ProductPrecision};
 
 use super::super::alone::settled;
-use super::super::choice::{choose, choose_as_before, choose_usable, more_precise, Choice};
+use super::super::choice::{choose, choose_as_before, choose_usable, follows, more_precise, Choice};
 use super::super::set::Set;
 use super::*;
 
@@ -209,6 +209,45 @@ fn a_run_that_gives_few_numbers_is_judged_by_the_last_many() -> Result<()> {
             assert!(compared.candle.rms > 0. && sets[0].nearby.get().is_none(), "{compared:?}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn few_numbers_follow_if_they_are_near_of_the_same_kind_and_the_same_integers() -> Result<()> {
+    let floats = |values: [f32; 2]| Tensor::new(&values, &Device::Cpu);
+    let of = |reference: [f32; 2], candle: [f32; 2], other: [f32; 2]| {
+        follows([&floats(reference)?, &floats(candle)?, &floats(other)?], 1e-3)
+    };
+    let (inf, nan) = (f32::INFINITY, f32::NAN);
+    assert!(of([1., 2.], [1.001, 2.], [1., 2.01])?);
+    assert!(!of([1., 2.], [1., 2.], [1., 2.1])?, "too far");
+    assert!(!of([1., 2.], [1., 3.], [1., 3.])?, "candle's are something else");
+    for (candle, other) in [(inf, nan), (nan, inf), (-inf, -18.), (nan, 1.), (1., nan)] {
+        assert!(!of([1., candle], [1., candle], [1., other])?, "{candle} {other}");
+        assert!(of([1., candle], [1., candle], [1., candle])?, "{candle}");
+    }
+    let integers = |value: u32| Tensor::new(&[value, 7], &Device::Cpu);
+    let reference = Tensor::new(&[100f64, 7.], &Device::Cpu)?;
+    assert!(follows([&reference, &integers(100)?, &integers(100)?], 1.)?);
+    assert!(!follows([&reference, &integers(100)?, &integers(101)?], 1.)?);
+    Ok(())
+}
+
+#[test]
+fn nothing_is_tried_where_double_precision_does_not_give_candles_results() -> Result<()> {
+    // 512 sums of which nothing is left but their errors.
+    let mut graph = sum_of_convolution();
+    let all = |value: Value| operand(value, 0, &[(512, 1)]);
+    graph.nodes[2] = node(Function::Binary("sub".into()), vec![all(Value::Node(1)), all(Value::Input(3))], 512);
+    graph.inputs.push(input(512, true));
+    let mut inputs = vec![numbers(4096, 0.3)?, numbers(512, 0.7)?, (numbers(8, 0.9)? + 2.)?];
+    let mut before = sum_of_convolution();
+    before.outputs[0].value = Value::Node(1);
+    let of_f16 = in_f16(before.clone(), &inputs)?.1.inputs;
+    inputs.push(evaluate(&before, &of_f16, Arithmetic::In(DType::F64))?.remove(0).to_dtype(DType::F32)?.flatten_all()?);
+    let refused = choice(graph, &inputs)?.err().unwrap_or_default();
+    // Not even by itself: no rule is named.
+    assert!(refused.starts_with("double precision does not give candle's results"), "{refused}");
     Ok(())
 }
 
