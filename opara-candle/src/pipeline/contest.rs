@@ -32,7 +32,7 @@ fn sufficient_gain(trace: &Trace) -> f64 {
 }
 
 /// The rewritten pass, or the exact one if the rewritten one is not faster, and the median microseconds of a replay of each. `finish`
-/// makes the exact one ready; that is left out if it cannot be the faster one, and if nothing is to be benchmarked.
+/// makes the exact one ready; that is left out if it is not expected to be the faster one, and if nothing is to be benchmarked.
 ///
 /// # Errors
 /// A lost device, or freed memory.
@@ -89,7 +89,7 @@ fn arena_bytes(of: &Contestant) -> u64 {
     of.verified.instance.plan.prepared.layouts[0].bytes
 }
 
-/// Could the exact pass be the faster one, if this gain over its launches one after the other is sufficient?
+/// May the exact pass be the faster one, if this gain over its launches one after the other is sufficient?
 fn is_open(rewritten_us: f64, sequential_us: f64, gain: f64) -> bool {
     rewritten_us * gain > sequential_us
 }

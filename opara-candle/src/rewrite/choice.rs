@@ -8,7 +8,7 @@ use opara_plan::rewrite::{is_changed_before, Changes, Graph, Node, ProductPrecis
 use super::accuracy::{compare, near, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
-use super::set::{with_outputs, Set, ENOUGH};
+use super::set::{with_outputs, Inside, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -228,9 +228,14 @@ fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::
 
 /// Why no change at all can be compared, if so: double precision does not give candle's own results, or there is nothing finite.
 fn unexplained(graph: &Graph, sets: &[Set]) -> Result<Option<String>> {
-    for set in sets.iter().filter(|set| set.inside.is_none()) {
-        for at in 0..set.outputs.len() {
-            let [reference, candle] = of_all(graph, set, at)?;
+    for set in sets {
+        let values = match &set.inside {
+            Some(Inside { candle, references, .. }) => {
+                references.iter().cloned().zip(candle.iter().cloned()).map(<[Tensor; 2]>::from).collect()
+            }
+            None => (0..set.outputs.len()).map(|at| of_all(graph, set, at)).collect::<Result<Vec<_>>>()?,
+        };
+        for [reference, candle] in values {
             if let Err(reason) = compare(&reference, &candle, &candle)? {
                 return Ok(Some(reason));
             }

@@ -107,11 +107,11 @@ impl Set {
         let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
         let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
         let wanted = ENOUGH.div_ceil(fewest(&self.outputs)).min(MOST + 1).min(affordable + 1);
-        (1..wanted).map_while(|number| self.beside(graph, number).ok()).collect()
+        (1..wanted).map_while(|number| self.nearby_run(graph, number).ok()).collect()
     }
 
     /// The run on operands that differ from these by less than a fiftieth.
-    fn beside(&self, graph: &Graph, number: usize) -> Result<Self> {
+    fn nearby_run(&self, graph: &Graph, number: usize) -> Result<Self> {
         let inputs = &self.inputs;
         let other = |(input, of): (&Tensor, &Input)| {
             if !varies(of) {

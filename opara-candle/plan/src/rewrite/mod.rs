@@ -8,7 +8,7 @@ mod append;
 mod changes;
 mod graph;
 mod growth;
-mod measured;
+mod inside;
 mod outcome;
 mod region;
 pub mod rules;
@@ -20,6 +20,6 @@ pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };
 pub use growth::{Cache, Growth, Recorded, Source};
-pub use measured::{is_changed_before, last_of_many};
+pub use inside::{is_changed_before, last_of_many};
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, whole, Region, Whole};

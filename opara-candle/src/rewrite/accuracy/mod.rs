@@ -117,7 +117,7 @@ fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compar
 }
 
 /// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room
-/// for that, and for one rounding at least.
+/// for sixteen times as much, and for as many roundings of their type.
 ///
 /// # Errors
 /// The inner one says why not: then launches are not where they belong.

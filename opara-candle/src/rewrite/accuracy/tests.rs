@@ -91,6 +91,10 @@ fn outputs_that_are_something_else_are_noticed() -> Result<()> {
     assert!(near(&candle, &of([1.1, 2., 7.])?, 1e-3)?.is_err(), "too far");
     assert!(near(&candle, &of([2., 1., 7.])?, 1.)?.is_err(), "whatever the runs' errors");
     assert!(near(&candle, &of([f32::NAN, 2., 7.])?, 1.)?.is_err());
+    // Results of f16 that come from values of f32.
+    let of_f16 = |x: f64| Tensor::new(&[x, 1.], &Device::Cpu)?.to_dtype(DType::F16);
+    assert!(near(&of_f16(1.)?, &of_f16(1. + 8. * U)?, 1e-7)?.is_ok(), "a few roundings");
+    assert!(near(&of_f16(1.)?, &of_f16(1. + 64. * U)?, 1e-7)?.is_err(), "many");
     Ok(())
 }
 

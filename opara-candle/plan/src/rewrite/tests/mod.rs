@@ -2,8 +2,8 @@
 
 mod heads;
 mod images;
+mod inside;
 mod layers;
-mod measured;
 mod norms;
 mod outcome;
 mod pools;
