@@ -33,8 +33,7 @@ pub fn is_changed_before(nodes: &[usize], original: &Graph, changed: &Graph) -> 
     // Whether the node, and all that it depends on, is as it was.
     let mut unchanged: Vec<bool> = Vec::with_capacity(changed.nodes.len());
     for (at, node) in changed.nodes.iter().enumerate() {
-        let operands = node.operands.iter().map(|operand| operand.value);
-        let are_unchanged = operands.into_iter().all(|value| match value {
+        let are_unchanged = node.operands.iter().all(|operand| match operand.value {
             Value::Input(_) => true,
             Value::Node(of) => unchanged[of],
         });
