@@ -124,7 +124,7 @@ mod tests {
     use crate::trace::{Function, Meaning, Op, Work};
 
     #[test]
-    fn what_cannot_be_reached_is_not_built() {
+    fn a_sufficient_gain_builds_no_exact_pass() {
         assert!(is_open(526., 620., 4.));
         assert!(is_open(200., 799., 4.));
         assert!(!is_open(200., 1110., 4.));

@@ -20,7 +20,7 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if `outputs` were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// Values of more numbers, if there are outputs of few: whose roundings happen to be luckier says nothing of a few.
+    /// Values of more numbers, if there are outputs of few: these may be closer to double precision by chance.
     pub(super) inside: Option<Inside>,
     /// The same run on other operands that the caller has.
     others: Vec<Set>,
@@ -47,7 +47,7 @@ impl Set {
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
         let has_no_finite = outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
         let numbers = if has_no_finite { Numbers::Finite } else { Numbers::All };
-        // candle takes seconds for thousands of groups.
+        // candle computes grouped convolutions one by one: thousands of them take seconds.
         let is_asked = fewest(&outputs) < ENOUGH && joined(graph) == *graph;
         let nodes = if is_asked { last_of_many(graph, ENOUGH as u64) } else { Vec::new() };
         if !nodes.is_empty() {
@@ -59,7 +59,7 @@ impl Set {
         Self::with(graph, inputs, outputs, numbers, Vec::new())
     }
 
-    /// With the values of these nodes.
+    /// The same, with the values of these nodes as those inside.
     fn with(
         graph: &Graph,
         inputs: Vec<Tensor>,
@@ -90,7 +90,7 @@ impl Set {
         for inputs in others {
             self.others.push(Self::computed(graph, inputs, self.numbers)?);
         }
-        // Values inside are known of these operands alone.
+        // The values inside are those of the first operands alone.
         self.inside = None;
         Ok(self)
     }

@@ -119,6 +119,15 @@ impl Node {
         Self { compute, operands, element, len, launches, precision: ProductPrecision::Fastest }
     }
 
+    /// The other nodes whose values come with its own.
+    pub fn given_beside(&self) -> &[usize] {
+        match &self.compute {
+            Compute::ProductsOfOne { others, .. } => others,
+            Compute::SumBesideNorm { norm, .. } => std::slice::from_ref(norm),
+            _ => &[],
+        }
+    }
+
     /// The next more accurate way to compute the products of f32 that the node has; `None` if there is none.
     pub fn more_precise(&self) -> Option<ProductPrecision> {
         let has_way = |precision| match self.compute {
@@ -373,22 +382,24 @@ impl Graph {
 
     /// For each node, whether an output depends on it.
     pub fn live(&self) -> Vec<bool> {
-        let mut live = vec![false; self.nodes.len()];
-        for output in &self.outputs {
-            if let Value::Node(of) = output.value {
-                live[of] = true;
+        self.needed_for(self.outputs.iter().map(|output| output.value))
+    }
+
+    /// For each node, whether one of these values is its own, or depends on it.
+    pub fn needed_for(&self, values: impl IntoIterator<Item = Value>) -> Vec<bool> {
+        let mut needed = vec![false; self.nodes.len()];
+        let mark = |needed: &mut [bool], value| {
+            if let Value::Node(of) = value {
+                needed[of] = true;
             }
-        }
+        };
+        values.into_iter().for_each(|value| mark(&mut needed, value));
         for at in (0..self.nodes.len()).rev() {
-            if live[at] {
-                for operand in &self.nodes[at].operands {
-                    if let Value::Node(of) = operand.value {
-                        live[of] = true;
-                    }
-                }
+            if needed[at] {
+                self.nodes[at].operands.iter().for_each(|operand| mark(&mut needed, operand.value));
             }
         }
-        live
+        needed
     }
 
     /// For each node, whether it depends on constants alone.

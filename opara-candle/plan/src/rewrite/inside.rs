@@ -2,7 +2,7 @@
 
 use hashbrown::HashSet;
 
-use super::graph::{Compute, Graph, Node, Value};
+use super::graph::{Graph, Value};
 
 /// The nodes of at least so many floats that are read by something that leads to no such node: whatever comes behind them gives few
 /// numbers. Nodes that depend on constants alone do not count.
@@ -11,23 +11,23 @@ pub fn last_of_many(graph: &Graph, least: u64) -> Vec<usize> {
     let has_many =
         |at: usize| live[at] && !constant[at] && graph.nodes[at].element.is_float() && graph.nodes[at].len >= least;
     let many: Vec<usize> = (0..graph.nodes.len()).filter(|&at| has_many(at)).collect();
-    let leads = before(graph, &many);
+    let leads = graph.needed_for(many.iter().copied().map(Value::Node));
     // The user behind all nodes is an output.
     let is_last = |user: &usize| leads.get(*user).is_none_or(|leads| !leads);
     let users = graph.users();
     many.into_iter().filter(|&at| users[at].iter().any(is_last)).collect()
 }
 
-/// Whether a changed graph computes these nodes, and whatever comes behind them as the original does, of them and of what is not
-/// changed. Then the results are candle's own operators', of operands as accurate as these nodes.
+/// Whether a changed graph computes these nodes, and computes everything behind them as the original does, from them and from unchanged
+/// nodes. Then candle's own operators give the results, of operands as accurate as these nodes.
 pub fn is_changed_before(nodes: &[usize], original: &Graph, changed: &Graph) -> bool {
-    let (live, before) = (changed.live(), before(changed, nodes));
+    let (live, before) = (changed.live(), changed.needed_for(nodes.iter().copied().map(Value::Node)));
     if original.outputs != changed.outputs || !nodes.iter().all(|&at| live[at]) {
         return false;
     }
     let beside: HashSet<usize> = (0..changed.nodes.len())
         .filter(|&at| live[at])
-        .flat_map(|at| given_beside(&changed.nodes[at]).iter().copied())
+        .flat_map(|at| changed.nodes[at].given_beside().iter().copied())
         .collect();
     let is_as_recorded = |at: usize| original.nodes.get(at) == Some(&changed.nodes[at]) && !beside.contains(&at);
     // Whether the node, and all that it depends on, is as it was.
@@ -47,29 +47,4 @@ pub fn is_changed_before(nodes: &[usize], original: &Graph, changed: &Graph) -> 
         |at: usize| is_as_recorded(at) && changed.nodes[at].operands.iter().all(|operand| is_known(operand.value));
     let outputs = changed.outputs.iter().all(|output| is_known(output.value));
     outputs && (0..changed.nodes.len()).filter(|&at| live[at] && !before[at]).all(is_candles)
-}
-
-/// For each node, whether one of these depends on it, or is it.
-fn before(graph: &Graph, nodes: &[usize]) -> Vec<bool> {
-    let mut before = vec![false; graph.nodes.len()];
-    nodes.iter().for_each(|&at| before[at] = true);
-    for at in (0..graph.nodes.len()).rev() {
-        if before[at] {
-            for operand in &graph.nodes[at].operands {
-                if let Value::Node(of) = operand.value {
-                    before[of] = true;
-                }
-            }
-        }
-    }
-    before
-}
-
-/// The nodes whose values a node gives beside its own.
-fn given_beside(node: &Node) -> &[usize] {
-    match &node.compute {
-        Compute::ProductsOfOne { others, .. } => others,
-        Compute::SumBesideNorm { norm, .. } => std::slice::from_ref(norm),
-        _ => &[],
-    }
 }

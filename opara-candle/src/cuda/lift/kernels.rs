@@ -90,7 +90,7 @@ impl Arguments<'_> {
             FusedAs::Binary(function) => (Function::Binary(function.into()), element(types)?, element(types)?, 2),
             _ => return None,
         };
-        // Double precision is for floats: functions of integers are computed in their own type.
+        // Only functions of floats can be computed in double precision.
         let is_known = function == Function::Copy || from.is_float();
         if self.kernel.arguments.count() != 4 + operands || !is_known {
             return None;

@@ -35,8 +35,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
 
 /// Whether a product comes with another one.
 pub(super) fn is_taken(facts: &Facts, at: usize) -> bool {
-    let takes = |node: &Node| matches!(&node.compute, Compute::ProductsOfOne { others, .. } if others.contains(&at));
-    facts.graph.nodes.iter().any(takes)
+    facts.graph.nodes.iter().any(|node| node.given_beside().contains(&at))
 }
 
 /// How the rows and columns of a product are read.
