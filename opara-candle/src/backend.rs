@@ -24,13 +24,20 @@ pub(crate) struct Example {
     /// The outputs, then the state after the call.
     pub outputs: Vec<Tensor>,
     pub eager_us: f64,
+    /// Had the device still more than a tenth of the time to compute when the call returned? Then it was not kept waiting for launches.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "there is no device"))]
+    pub is_device_behind: bool,
+    /// Did the user give the inputs? If not, they are those of an example with other floats.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+    pub is_given: bool,
 }
 
 impl Example {
     /// Detaches the outputs: if the module has [variables](candle::Var), they would otherwise keep every intermediate
     /// tensor alive.
     pub fn new(inputs: Vec<Tensor>, outputs: &[Tensor], eager_us: f64) -> Self {
-        Self { inputs, outputs: outputs.iter().map(Tensor::detach).collect(), eager_us }
+        let outputs = outputs.iter().map(Tensor::detach).collect();
+        Self { inputs, outputs, eager_us, is_device_behind: false, is_given: true }
     }
 }
 

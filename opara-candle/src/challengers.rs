@@ -3,7 +3,7 @@
 use crate::backend::Replay;
 use crate::measure::Replays;
 use crate::schedule::{Problem, Schedule};
-use crate::timing::Latency;
+use crate::timing::{wall_us, Latency};
 use crate::tune::challengers::challengers;
 use crate::tune::Contestant;
 use crate::{Error, Result};
@@ -25,6 +25,12 @@ pub(crate) fn rounds(us: f64) -> usize {
     ((IN_ALL_US / us.max(1.)) as usize).clamp(FEWEST, MOST)
 }
 
+/// After so many microseconds no further challenger is tried.
+const TRIED_US: f64 = 150_000.;
+
+/// A replay that takes longer is compared once with each challenger, after one that warms up.
+const LONG_US: f64 = 5_000.;
+
 /// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
 /// plan's own schedule. A plan that has to be faster than `rival_us` microseconds has none if no schedule makes it so.
 pub(crate) fn faster(
@@ -40,11 +46,16 @@ pub(crate) fn faster(
             return Ok(None);
         }
     }
-    let mut best: Option<Contestant<Box<dyn Replay>>> = None;
+    let (mut best, mut spent): (Option<Contestant<Box<dyn Replay>>>, f64) = (None, 0.);
     // One after the other: the driver builds the next graph in the memory of the discarded ones.
     for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
+        if spent > TRIED_US {
+            break;
+        }
         let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
-        let measured = unless_lost(against(bench, fastest, name.clone(), schedule), &name)?;
+        let (measured, us) = wall_us(|| against(bench, fastest, name.clone(), schedule));
+        let measured = unless_lost(measured, &name)?;
+        spent += us;
         let faster = measured.filter(|(challenger, best_us)| challenger.median() < best_us * (1. - REQUIRED_GAIN));
         if let Some((challenger, _)) = faster {
             best = Some(challenger);
@@ -79,8 +90,9 @@ fn against(
     let mut challenger = Contestant::new(name, schedule, bench)?;
     // The first replays are slower.
     bench.lap(&*challenger.runner, 0)?;
-    let mut times = Vec::new();
-    for set in 0..rounds(bench.lap(fastest, 0)?) {
+    let us = bench.lap(fastest, 0)?;
+    let (mut times, rounds) = (Vec::new(), if us > LONG_US { 1 } else { rounds(us) });
+    for set in 0..rounds {
         times.push(bench.lap(fastest, set)?);
         challenger.samples.push(bench.lap(&*challenger.runner, set)?);
     }

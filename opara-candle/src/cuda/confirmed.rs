@@ -48,7 +48,10 @@ pub(super) fn confirmed(
         moved.push(elsewhere);
         let suspect = capture.confirm(&earlier).map_err(|error| stateful(error, &capture, &earlier))?;
         match suspect {
-            None => return Ok(Confirmed { capture, external }),
+            None => {
+                eager.finish()?;
+                return Ok(Confirmed { capture, external });
+            }
             Some(at) if moved.len() == ATTEMPTS => return Err(capture.unstable(at)),
             Some(_) => earlier = capture,
         }

@@ -10,6 +10,7 @@ use super::target::Target;
 use crate::arguments::StateArguments;
 use crate::backend::{Example, Function};
 use crate::examples::{Examples, Other};
+use crate::timing::wall_us;
 use crate::{verify, Error, Mismatch, Result};
 
 /// Runs a module eagerly, each time in its state from before building.
@@ -57,7 +58,9 @@ impl<'a> Eager<'a> {
         for Other { inputs, given } in further.others(inputs)? {
             let inputs = contiguous(&inputs)?;
             match self.pass(&inputs) {
-                Ok((outputs, us)) => examples.push(Example::new(inputs, &outputs, us)),
+                Ok((outputs, us)) => {
+                    examples.push(Example { is_given: given, ..Example::new(inputs, &outputs, us) });
+                }
                 Err(error @ (Error::Candle(_) | Error::Panicked { .. })) if !given => {
                     refused = Some(Error::FailsOnOtherValues { source: error.into() })
                 }
@@ -65,8 +68,10 @@ impl<'a> Eager<'a> {
             }
         }
         // Last, so that state left behind by the other calls shows.
+        let unfinished_us = self.unfinished_us;
         let (again, us) = self.pass(inputs)?;
         examples[0].eager_us = examples[0].eager_us.min(us);
+        examples[0].is_device_behind = self.unfinished_us - unfinished_us > us / 10.;
         let repeats = same_again(&examples[0].outputs, &again);
         Ok(Answers { examples, refused, repeats })
     }
@@ -93,6 +98,16 @@ impl<'a> Eager<'a> {
         let captured = self.state.watch(&self.own(on)?, pass);
         self.state.restore()?;
         captured?
+    }
+
+    /// Waits until the device has finished the module's calls: a pass that is captured runs, too.
+    ///
+    /// # Errors
+    /// A lost device.
+    pub fn finish(&mut self) -> Result<()> {
+        let (finished, us) = wall_us(|| self.target.stream.synchronize());
+        self.unfinished_us += us;
+        finished
     }
 
     /// The module's state from before building.

@@ -58,8 +58,12 @@ mod cat;
 mod causal_attention;
 mod conv;
 #[cfg(feature = "cuda")]
+mod double_conv;
+#[cfg(feature = "cuda")]
 pub(crate) mod effects;
 mod embedding;
+#[cfg(feature = "cuda")]
+mod error_totals;
 pub(crate) mod format;
 mod gemv;
 mod group_norm;
@@ -91,7 +95,11 @@ pub(crate) use attention::{attention_in_f32, bias_of_mask, masked_attention};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
+#[cfg(feature = "cuda")]
+pub(crate) use double_conv::double_conv;
 pub use embedding::embedding;
+#[cfg(feature = "cuda")]
+pub(crate) use error_totals::{error_totals, ErrorTotals};
 pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act, RmsScale};
 pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};

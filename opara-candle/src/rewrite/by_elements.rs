@@ -1,9 +1,11 @@
-//! Convolutions in f64, as sums over the elements of a window: candle runs groups one by one, which takes seconds where each channel
-//! is one, and libraries have no fast convolution of this type, but products.
+//! Convolutions in f64, by a kernel or as sums over the elements of a window: candle runs groups one by one, which takes seconds where
+//! each channel is one, and libraries have no fast convolution of this type, but products.
 
 use candle::{Result, Tensor};
 use opara_plan::trace::Window;
 
+#[cfg(feature = "cuda")]
+use crate::ops::double_conv;
 use crate::ops::{pad, Padding};
 
 /// The sum over a window's elements of what lies under them times their weight. `x` is `(batch, channels, h, w)`, `weight`
@@ -13,6 +15,12 @@ pub(super) fn convolution(x: &Tensor, weight: &Tensor, window: &Window, padding:
     let (out, inner, kernel_rows, kernel_columns) = weight.dims4()?;
     let (batch, channels, _, _) = x.dims4()?;
     let groups = channels / inner.max(1);
+    #[cfg(feature = "cuda")]
+    if (inner, out) != (1, groups) {
+        if let Some(y) = double_conv(x, weight, padding, stride.into(), dilation.into())? {
+            return Ok(y);
+        }
+    }
     let x = pad(x, padding)?;
     // Along a dimension, the elements under one of a window's, window by window.
     let under = |x: &Tensor, along: usize, at: usize, kernel: usize| {

@@ -38,3 +38,21 @@ pub(crate) fn evaluate(
     }
     graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
 }
+
+/// What a graph's outputs are if the values of some nodes are these, for these inputs.
+///
+/// # Errors
+/// As for [`evaluate`].
+pub(super) fn evaluate_behind(
+    known: &[(usize, Tensor)],
+    graph: &Graph,
+    inputs: &[Tensor],
+    arithmetic: Arithmetic,
+    numbers: Numbers,
+) -> Result<Vec<Tensor>> {
+    let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
+    for (at, value) in known {
+        evaluation.assume(Value::Node(*at), value.to_dtype(arithmetic.dtype(graph.nodes[*at].element))?);
+    }
+    graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
+}

@@ -3,12 +3,12 @@
 use std::cell::OnceCell;
 
 use candle::{DType, Result, Tensor};
-use hashbrown::HashSet;
+use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::rules::{self, RULES};
 use opara_plan::rewrite::{last_of_many, Graph, Input, Output, Value};
 
 use super::accuracy::has_no_finite;
-use super::evaluate::{evaluate, Arithmetic, Numbers};
+use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
 
 /// The operands and results of a run.
 pub(crate) struct Set {
@@ -36,6 +36,50 @@ pub(super) struct Inside {
     pub candle: Vec<Tensor>,
     /// The same in double precision.
     pub references: Vec<Tensor>,
+    /// What is behind them, on these values and on some nearby.
+    behind: OnceCell<Vec<RunBehind>>,
+}
+
+/// What a graph computes behind some values.
+pub(super) struct RunBehind {
+    /// The nodes, and their values.
+    pub known: Vec<(usize, Tensor)>,
+    /// The outputs in double precision, and candle's.
+    pub references: Vec<Tensor>,
+    pub candle: Vec<Tensor>,
+}
+
+impl Inside {
+    /// What is behind the values, on as many values nearby as give enough outputs.
+    ///
+    /// # Errors
+    /// A graph that cannot be computed.
+    pub fn runs_behind(&self, graph: &Graph, set: &Set) -> Result<&[RunBehind]> {
+        if self.behind.get().is_none() {
+            let varying = self.candle.iter().map(Tensor::elem_count).sum();
+            let run = |number: usize| self.run_behind(graph, set, number);
+            let runs = (0..runs_for(&set.outputs, varying)).map(run).collect::<Result<_>>()?;
+            return Ok(self.behind.get_or_init(|| runs));
+        }
+        Ok(self.behind.get().map_or(&[], Vec::as_slice))
+    }
+
+    fn run_behind(&self, graph: &Graph, set: &Set, number: usize) -> Result<RunBehind> {
+        let values = self.candle.iter().map(|value| nearby(value, number)).collect::<Result<Vec<_>>>()?;
+        let known: Vec<_> = self.nodes.iter().copied().zip(values).collect();
+        let of = |arithmetic| evaluate_behind(&known, graph, &set.inputs, arithmetic, set.numbers);
+        let (references, candle) = (of(Arithmetic::In(DType::F64))?, of(Arithmetic::Typed)?);
+        Ok(RunBehind { known, references, candle })
+    }
+}
+
+/// The nodes whose values tell the errors of a run apart that gives few numbers; none if it gives many.
+pub(crate) fn nodes_inside(graph: &Graph) -> Vec<usize> {
+    let fewest = graph.outputs.iter().map(|output| graph.len(output.value)).filter(|&len| len > 0).min();
+    match fewest {
+        Some(len) if len < ENOUGH as u64 => last_of_many(graph, ENOUGH as u64),
+        _ => Vec::new(),
+    }
 }
 
 impl Set {
@@ -45,18 +89,29 @@ impl Set {
     /// # Errors
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
+        Self::knowing(graph, inputs, outputs, &HashMap::new())
+    }
+
+    /// The same, if the values that some nodes had are known.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn knowing(
+        graph: &Graph,
+        inputs: Vec<Tensor>,
+        outputs: Vec<Tensor>,
+        known: &HashMap<usize, Tensor>,
+    ) -> Result<Self> {
         let has_no_finite = outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
         let numbers = if has_no_finite { Numbers::Finite } else { Numbers::All };
-        // candle computes grouped convolutions one by one: thousands of them take seconds.
-        let is_asked = fewest(&outputs) < ENOUGH && joined(graph) == *graph;
-        let nodes = if is_asked { last_of_many(graph, ENOUGH as u64) } else { Vec::new() };
+        let nodes = nodes_inside(graph);
         if !nodes.is_empty() {
             // Without memory for these values, operands nearby have to do.
-            if let Ok(set) = Self::with(graph, inputs.clone(), outputs.clone(), numbers, nodes) {
+            if let Ok(set) = Self::with(graph, inputs.clone(), outputs.clone(), numbers, (nodes, known)) {
                 return Ok(set);
             }
         }
-        Self::with(graph, inputs, outputs, numbers, Vec::new())
+        Self::with(graph, inputs, outputs, numbers, (Vec::new(), known))
     }
 
     /// The same, with the values of these nodes as those inside.
@@ -65,18 +120,25 @@ impl Set {
         inputs: Vec<Tensor>,
         outputs: Vec<Tensor>,
         numbers: Numbers,
-        nodes: Vec<usize>,
+        (nodes, known): (Vec<usize>, &HashMap<usize, Tensor>),
     ) -> Result<Self> {
         let asked = with_outputs(graph, &nodes);
         let mut references = in_double_precision(&asked, &inputs, numbers)?;
-        let (mut outputs, mut recorded, mut inside) = (outputs, None, None);
-        if numbers == Numbers::Finite || !nodes.is_empty() {
-            let mut typed = evaluate(&asked, &inputs, Arithmetic::Typed, numbers)?;
-            let candle = typed.split_off(outputs.len());
-            let precise = references.split_off(outputs.len());
-            inside = (!nodes.is_empty()).then_some(Inside { nodes, candle, references: precise });
-            recorded = (numbers == Numbers::Finite).then(|| std::mem::replace(&mut outputs, typed));
-        }
+        let precise = references.split_off(outputs.len());
+        let candle: Option<Vec<Tensor>> = nodes.iter().map(|at| known.get(at).cloned()).collect();
+        let (mut outputs, mut recorded) = (outputs, None);
+        let candle = match candle.filter(|_| numbers == Numbers::All) {
+            Some(candle) => candle,
+            // Thousands of grouped convolutions, which candle computes one by one, take seconds here.
+            None => {
+                let mut typed = evaluate(&asked, &inputs, Arithmetic::Typed, numbers)?;
+                let candle = typed.split_off(outputs.len());
+                recorded = (numbers == Numbers::Finite).then(|| std::mem::replace(&mut outputs, typed));
+                candle
+            }
+        };
+        let inside = Inside { nodes, candle, references: precise, behind: OnceCell::new() };
+        let inside = (!inside.nodes.is_empty()).then_some(inside);
         let (others, nearby) = (Vec::new(), OnceCell::new());
         Ok(Self { inputs, outputs, references, numbers, recorded, inside, others, nearby })
     }
@@ -105,26 +167,16 @@ impl Set {
     fn computed_nearby(&self, graph: &Graph) -> Vec<Self> {
         let varying = graph.inputs.iter().zip(&self.inputs).filter(|(input, _)| varies(input));
         let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
-        let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
-        let wanted = ENOUGH.div_ceil(fewest(&self.outputs)).min(MOST + 1).min(affordable + 1);
-        (1..wanted).map_while(|number| self.nearby_run(graph, number).ok()).collect()
+        (1..runs_for(&self.outputs, varying)).map_while(|number| self.nearby_run(graph, number).ok()).collect()
     }
 
-    /// The run on operands that differ from these by less than a fiftieth.
+    /// The run on operands nearby.
     fn nearby_run(&self, graph: &Graph, number: usize) -> Result<Self> {
-        let inputs = &self.inputs;
-        let other = |(input, of): (&Tensor, &Input)| {
-            if !varies(of) {
-                return Ok(input.clone());
-            }
-            // As many as no dimension is a multiple of.
-            const PERIOD: usize = 4093;
-            let wave = (Tensor::arange(0f32, PERIOD as f32, input.device())? * (1. + number as f64))?.sin()?;
-            let waves = wave.repeat(input.elem_count().div_ceil(PERIOD))?.narrow(0, 0, input.elem_count())?;
-            let factor = waves.affine(1. / 64., 1.)?.reshape(input.shape())?;
-            (input.to_dtype(DType::F32)? * factor)?.to_dtype(input.dtype())
+        let other = |(input, of): (&Tensor, &Input)| match varies(of) {
+            true => nearby(input, number),
+            false => Ok(input.clone()),
         };
-        let inputs = inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
+        let inputs = self.inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
         Self::computed(graph, inputs, self.numbers)
     }
 
@@ -147,6 +199,25 @@ pub(super) fn with_outputs(graph: &Graph, nodes: &[usize]) -> Graph {
 /// The elements of the output that has the fewest, which has the least to say.
 fn fewest(outputs: &[Tensor]) -> usize {
     outputs.iter().map(Tensor::elem_count).filter(|&count| count > 0).min().unwrap_or(ENOUGH)
+}
+
+/// On how many operands a run has enough outputs, or as many as are computed; `varying` elements of them differ.
+fn runs_for(outputs: &[Tensor], varying: usize) -> usize {
+    let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
+    ENOUGH.div_ceil(fewest(outputs)).min(MOST + 1).min(affordable + 1)
+}
+
+/// Floats that differ from these by less than a fiftieth; for each number others, and for zero the same.
+fn nearby(floats: &Tensor, number: usize) -> Result<Tensor> {
+    if number == 0 {
+        return Ok(floats.clone());
+    }
+    // As many as no dimension is a multiple of.
+    const PERIOD: usize = 4093;
+    let wave = (Tensor::arange(0f32, PERIOD as f32, floats.device())? * (1. + number as f64))?.sin()?;
+    let waves = wave.repeat(floats.elem_count().div_ceil(PERIOD))?.narrow(0, 0, floats.elem_count())?;
+    let factor = waves.affine(1. / 64., 1.)?.reshape(floats.shape())?;
+    (floats.to_dtype(DType::F32)? * factor)?.to_dtype(floats.dtype())
 }
 
 /// Is it a float that differs from pass to pass?

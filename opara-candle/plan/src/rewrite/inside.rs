@@ -18,12 +18,22 @@ pub fn last_of_many(graph: &Graph, least: u64) -> Vec<usize> {
     many.into_iter().filter(|&at| users[at].iter().any(is_last)).collect()
 }
 
-/// Whether a changed graph computes these nodes, and computes everything behind them as the original does, from them and from unchanged
-/// nodes. Then candle's own operators give the results, of operands as accurate as these nodes.
-pub fn is_changed_before(nodes: &[usize], original: &Graph, changed: &Graph) -> bool {
+/// How a changed graph computes what comes behind some nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind {
+    /// As the original does, of these nodes and of unchanged ones: candle's own operators give the results, of operands as accurate as
+    /// these nodes.
+    AsRecorded,
+    /// In another way, of these nodes and of constants alone.
+    Changed,
+}
+
+/// How a changed graph computes what comes behind these nodes. `None` if it does not compute the nodes, or if what is behind them reads
+/// more than these say: other values that are changed, or any others if it is computed in another way itself.
+pub fn behind(nodes: &[usize], original: &Graph, changed: &Graph) -> Option<Behind> {
     let (live, before) = (changed.live(), changed.needed_for(nodes.iter().copied().map(Value::Node)));
     if original.outputs != changed.outputs || !nodes.iter().all(|&at| live[at]) {
-        return false;
+        return None;
     }
     let beside: HashSet<usize> = (0..changed.nodes.len())
         .filter(|&at| live[at])
@@ -39,12 +49,26 @@ pub fn is_changed_before(nodes: &[usize], original: &Graph, changed: &Graph) -> 
         });
         unchanged.push(are_unchanged && is_as_recorded(at));
     }
-    let is_known = |value: Value| match value {
-        Value::Input(_) => true,
-        Value::Node(of) => !before[of] || nodes.contains(&of) || unchanged[of],
+    let is_behind_or_told = |value: Value| match value {
+        Value::Input(at) => changed.inputs[at].is_constant,
+        Value::Node(of) => !before[of] || nodes.contains(&of),
     };
-    let is_candles =
-        |at: usize| is_as_recorded(at) && changed.nodes[at].operands.iter().all(|operand| is_known(operand.value));
-    let outputs = changed.outputs.iter().all(|output| is_known(output.value));
-    outputs && (0..changed.nodes.len()).filter(|&at| live[at] && !before[at]).all(is_candles)
+    let is_unchanged = |value: Value| match value {
+        Value::Input(_) => true,
+        Value::Node(of) => unchanged[of],
+    };
+    let is_known = |value: Value| is_behind_or_told(value) || is_unchanged(value);
+    let nodes_behind = (0..changed.nodes.len()).filter(|&at| live[at] && !before[at]);
+    let read_behind: Vec<Value> = nodes_behind
+        .clone()
+        .flat_map(|at| changed.nodes[at].operands.iter().map(|operand| operand.value))
+        .chain(changed.outputs.iter().map(|output| output.value))
+        .collect();
+    let is_changed = nodes_behind.clone().any(|at| !is_as_recorded(at));
+    let is_beside = nodes_behind.clone().any(|at| beside.contains(&at));
+    match is_changed {
+        false if read_behind.iter().copied().all(is_known) => Some(Behind::AsRecorded),
+        true if read_behind.iter().copied().all(is_behind_or_told) && !is_beside => Some(Behind::Changed),
+        _ => None,
+    }
 }

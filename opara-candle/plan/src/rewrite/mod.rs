@@ -20,6 +20,6 @@ pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };
 pub use growth::{Cache, Growth, Recorded, Source};
-pub use inside::{is_changed_before, last_of_many};
+pub use inside::{behind, last_of_many, Behind};
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, whole, Region, Whole};

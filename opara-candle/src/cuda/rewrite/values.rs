@@ -8,13 +8,13 @@ use opara_plan::rewrite::Region;
 
 use crate::backend::{Example, Planned, Replay};
 use crate::cuda::capture::Capture;
-use crate::cuda::driver::copy_of;
+use crate::cuda::driver::{copy_of, LaunchNode};
 use crate::cuda::pass::OutputSpec;
 use crate::cuda::program::CudaProgram;
 use crate::cuda::replay::GraphReplay;
 use crate::prepared::{Prepared, Settings};
 use crate::rewrite::evaluate::Arithmetic;
-use crate::rewrite::set::Set;
+use crate::rewrite::set::{nodes_inside, Set};
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{BufferId, Role, Trace};
 use crate::{timing, Error, Result};
@@ -27,6 +27,21 @@ pub(super) struct Values {
     pub outputs: Vec<Tensor>,
     /// The wanted buffers, each as one row.
     pub of: HashMap<BufferId, Tensor>,
+}
+
+/// The microseconds that so many launches take one after the other, if eager calls tell: if these took long, and kept the device busy.
+pub(super) fn busy_us(examples: &[Example], launches: usize) -> Option<f64> {
+    const LONG_US: f64 = 25e3;
+    /// Host code takes less than half of this for a launch.
+    const BUSY_US: f64 = 20.;
+    let Example { eager_us: us, is_device_behind, .. } = *examples.first()?;
+    (is_device_behind && us > LONG_US && us > BUSY_US * launches as f64).then_some(us)
+}
+
+/// What eager calls gave, if no more is asked for.
+pub(super) fn of_eager_calls(examples: &[Example], wanted: &Wanted) -> Option<Vec<Values>> {
+    let values = |example: &Example| Values { outputs: example.outputs.clone(), of: HashMap::new() };
+    wanted.is_empty().then(|| examples.iter().map(values).collect())
 }
 
 /// Runs the program in recorded order on each example. `wanted` are intermediate buffers. Also the microseconds of the fastest run.
@@ -74,7 +89,7 @@ fn of_program(
     /// Calls that are timed: the first ones are slower.
     const TIMED: usize = 4;
     /// After so much time there are no further calls: the first one of a long pass is hardly slower.
-    const LONG_US: f64 = 4e4;
+    const ENOUGH_US: f64 = 4e4;
     let (mut fastest, mut spent) = (f64::INFINITY, 0.);
     let mut values = Vec::with_capacity(examples.len());
     for example in examples {
@@ -84,28 +99,51 @@ fn of_program(
         let (mut outputs, us) = timing::timed(&program.device, || replay.call(&example.inputs))?;
         // Copies of the outputs, too, which are more than a pass has.
         spent += us;
+        if us > ENOUGH_US && wanted.is_empty() {
+            fastest = fastest.min(us);
+        }
         let of = outputs.split_off(own);
         values.push(Values { outputs, of: wanted.iter().map(|&(buffer, _)| buffer).zip(of).collect() });
     }
     let first = examples.first().ok_or_else(|| Error::Internal { message: "there is no example".into() })?;
     for _ in 0..TIMED {
-        let ((), us) = timing::timed(&program.device, || replay.call_zero_copy(&first.inputs, &mut |_| {}))?;
-        (fastest, spent) = (fastest.min(us), spent + us);
-        if spent > LONG_US {
+        if spent > ENOUGH_US && fastest.is_finite() {
             break;
         }
+        let ((), us) = timing::timed(&program.device, || replay.call_zero_copy(&first.inputs, &mut |_| {}))?;
+        (fastest, spent) = (fastest.min(us), spent + us);
     }
     Ok((values, fastest))
 }
 
-/// The intermediate buffers that the regions read and give.
+/// The bytes of intermediate buffers that are constants of the pass: one copy from the host fills them, and nothing else writes to them.
+fn uploads(capture: &Capture) -> HashMap<BufferId, Arc<[u8]>> {
+    let Capture { trace, launches, .. } = capture;
+    let mut writers: HashMap<BufferId, usize> = HashMap::new();
+    for access in trace.ops.iter().flat_map(|op| &op.accesses).filter(|access| access.mode.writes()) {
+        *writers.entry(access.buffer).or_default() += 1;
+    }
+    let launches = launches.lock();
+    let filled = launches.of.iter().zip(&trace.ops).filter_map(|(of, op)| {
+        let LaunchNode::Memcpy(memcpy) = &of.launch else { return None };
+        let (bytes, [access]) = (memcpy.bytes_on_host()?, &op.accesses[..]) else { return None };
+        let buffer = &trace.buffers[access.buffer];
+        let is_all = buffer.role == Role::Intermediate && buffer.bytes == bytes.len() as u64;
+        (is_all && writers[&access.buffer] == 1).then(|| (access.buffer, bytes.into()))
+    });
+    filled.collect()
+}
+
+/// The intermediate buffers that the regions read and give, but for constants of the pass.
 pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Region>) -> Wanted {
     let mut wanted: Wanted = Vec::new();
-    let mut known: HashSet<BufferId> = HashSet::new();
-    for Region { graph, .. } in regions {
+    let mut known: HashSet<BufferId> = uploads(capture).into_keys().collect();
+    for region in regions {
+        let graph = &region.graph;
         let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
         let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
-        for (buffer, element) in inputs.chain(outputs) {
+        let inside = held_inside(capture, region).into_iter().map(|(at, buffer)| (buffer, graph.nodes[at].element));
+        for (buffer, element) in inputs.chain(outputs).chain(inside) {
             let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
             if is_inside && known.insert(buffer) {
                 wanted.push((buffer, Arithmetic::Typed.dtype(element)));
@@ -113,6 +151,14 @@ pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Re
         }
     }
     wanted
+}
+
+/// The nodes whose values tell errors apart, where buffers keep these until the end of the pass.
+fn held_inside(capture: &Capture, region: &Region) -> Vec<(usize, BufferId)> {
+    let nodes = nodes_inside(&region.graph);
+    let later = || capture.trace.ops[region.ops.end..].iter().flat_map(|op| &op.accesses);
+    let is_kept = |buffer: BufferId| !later().any(|access| access.buffer == buffer && access.mode.writes());
+    region.held.iter().copied().filter(|(at, buffer)| nodes.contains(at) && is_kept(*buffer)).collect()
 }
 
 /// For each example, what the run read and gave.
@@ -126,25 +172,33 @@ pub(super) fn sets(
     let addresses: HashMap<BufferId, u64> =
         program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
     let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
-    let mut weights: HashMap<BufferId, Tensor> = HashMap::new();
-    for input in region.graph.inputs.iter().filter(|input| buffers[input.buffer].role == Role::External) {
-        let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
-        let dtype = Arithmetic::Typed.dtype(input.element);
-        weights.insert(input.buffer, copy_of(&program.device, address, dtype, input.len as usize)?);
+    // Weights, and other constants.
+    let mut constants: HashMap<BufferId, Tensor> = HashMap::new();
+    let uploads = uploads(&program.capture);
+    for input in &region.graph.inputs {
+        let (dtype, len) = (Arithmetic::Typed.dtype(input.element), input.len as usize);
+        if buffers[input.buffer].role == Role::External {
+            let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
+            constants.insert(input.buffer, copy_of(&program.device, address, dtype, len)?);
+        } else if let Some(bytes) = uploads.get(&input.buffer) {
+            constants.insert(input.buffer, Tensor::from_raw_buffer(bytes, dtype, &[len], &program.device)?);
+        }
     }
     let of = |example: &Example, values: &Values, buffer: BufferId| -> Result<Tensor> {
         let found = match buffers[buffer].role {
             Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
             Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
-            _ => weights.get(&buffer).or(values.of.get(&buffer)).cloned(),
+            _ => constants.get(&buffer).or(values.of.get(&buffer)).cloned(),
         };
         found.ok_or_else(|| unknown(buffer))
     };
+    let held = held_inside(&program.capture, region);
     let set = |(example, values): (&Example, &Values)| {
         let of = |buffer| of(example, values, buffer);
         let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
         let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
-        let set = Set::new(&region.graph, inputs, outputs)?;
+        let known = held.iter().filter_map(|&(at, buffer)| Some((at, of(buffer).ok()?))).collect();
+        let set = Set::knowing(&region.graph, inputs, outputs, &known)?;
         program.device.synchronize()?;
         Ok(set)
     };

@@ -1,4 +1,4 @@
-//! Convolution on a GPU: depthwise by this library's kernel, all others by cuDNN or cuBLASLt.
+//! Convolution on a GPU: depthwise and in f64 by this library's kernels, all others by cuDNN or cuBLASLt.
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
@@ -20,7 +20,7 @@ use crate::cuda::operator::{elements, is_known};
 use crate::ops::space_to_depth::space_to_depth;
 #[cfg(feature = "cudnn")]
 use crate::ops::ProductPrecision;
-use crate::ops::{pad, Activation, ConvConfig, Padding};
+use crate::ops::{double_conv, pad, Activation, ConvConfig, Padding};
 
 /// Does each output channel depend on its own input channel only?
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
@@ -46,7 +46,7 @@ pub(super) fn weight_for(weight: &Tensor, groups: usize) -> Result<Option<Tensor
     weight.map(Some)
 }
 
-/// Convolution in one launch or one library call. `None` if neither supports it.
+/// Convolution in one launch or one library call; in f64, what is added to it comes behind it. `None` if none supports it.
 pub(super) fn conv2d(
     x: &Tensor,
     weight: &Tensor,
@@ -57,7 +57,7 @@ pub(super) fn conv2d(
     let dtype = x.dtype();
     let format = Format::of(dtype);
     let depthwise = is_depthwise(weight, config.groups);
-    if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || cfg!(feature = "cudnn")) {
+    if !is_known(dtype) || x.elem_count() == 0 || !(depthwise || dtype == DType::F64 || cfg!(feature = "cudnn")) {
         return Ok(None);
     }
     if let (Some(residual), true) = (residual, depthwise) {
@@ -70,6 +70,15 @@ pub(super) fn conv2d(
         Activation::Relu if depthwise => x.clone(),
         activation => activation.forward(x)?,
     };
+    if !depthwise {
+        let of = double_conv(&x, weight, config.padding, [config.stride; 2].into(), [config.dilation; 2].into())?;
+        if let Some(y) = of {
+            let of_channels = |bias: &Tensor| bias.reshape((1, (), 1, 1));
+            let y = bias.map_or(Ok(y.clone()), |bias| y.broadcast_add(&of_channels(bias)?))?;
+            let y = residual.map_or(Ok(y.clone()), |residual| y + residual)?;
+            return config.activation.forward(&y).map(Some);
+        }
+    }
     let (x, weight, config) = match space_to_depth(&x, weight, config)? {
         Some(deeper) => deeper,
         None if depthwise || config.padding.is_symmetric() => (x, weight.clone(), *config),

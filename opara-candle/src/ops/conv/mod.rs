@@ -20,7 +20,7 @@ use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
 /// supports that.
 ///
 /// With cuDNN the first call of each size benchmarks the algorithms, so it takes longer; later calls in the process use
-/// the fastest.
+/// the fastest. In f64 a kernel of this library runs, and bias and activation are launches of their own.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -41,7 +41,7 @@ pub fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: &ConvC
 }
 
 /// [`conv2d`] plus `residual`, which has the result's shape, before the activation: the end of a residual block. With cuDNN it is
-/// added in the same call, and nothing is rounded before; a depthwise convolution adds it in a launch of its own.
+/// added in the same call, and nothing is rounded before; a depthwise convolution, and one in f64, adds it in a launch of its own.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};

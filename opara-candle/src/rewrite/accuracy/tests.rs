@@ -13,12 +13,28 @@ fn are_close(a: f64, b: f64) -> bool {
     a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs())
 }
 
+/// The same totals on a GPU, if there is one.
+#[cfg(feature = "cuda")]
+fn agrees_on_gpu(unit: f64, tensors: [&Tensor; 3], expected: Option<&[Errors; 2]>) {
+    let Some(device) = crate::test_device::gpu() else { return };
+    let tensors = tensors.map(|tensor| tensor.to_device(&device).unwrap());
+    match (on_device::errors(unit, tensors.each_ref()).unwrap(), expected) {
+        (Some(got), Some(expected)) => got.iter().zip(expected).for_each(|(got, expected)| {
+            assert!(are_close(got.rms, expected.rms) && are_close(got.max, expected.max), "{got:?} {expected:?}");
+        }),
+        (got, expected) => assert_eq!(got.is_some(), expected.is_some(), "{got:?} {expected:?}"),
+    }
+}
+
 /// By both ways, which have to agree.
 fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std::result::Result<Compared, String> {
     let tensors = [reference, candle, other].map(tensor);
     let tensors = tensors.each_ref();
     let host = on_host::errors(unit, tensors).unwrap();
-    match (on_device::errors(unit, tensors).unwrap(), &host) {
+    let device = on_device::errors(unit, tensors).unwrap();
+    #[cfg(feature = "cuda")]
+    agrees_on_gpu(unit, tensors, device.as_ref());
+    match (device, &host) {
         (Some(device), Ok(host)) => {
             for (device, host) in device.iter().zip(host) {
                 assert!(are_close(device.rms, host.rms) && are_close(device.max, host.max), "{device:?} {host:?}");

@@ -213,6 +213,31 @@ fn a_run_that_gives_few_numbers_is_judged_by_the_last_many() -> Result<()> {
 }
 
 #[test]
+fn what_is_behind_the_last_many_is_judged_on_values_nearby() -> Result<()> {
+    // A convolution of these as 512 channels of one pixel gives eight numbers, which are scaled, too.
+    let mut graph = sum_of_convolution();
+    let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
+    let image = operand(Value::Node(1), 0, &[(1, 512), (512, 1), (1, 1), (1, 1)]);
+    let window = Window { kernel: [1; 2], ..window(0, 1) };
+    graph.nodes[2] = node(Function::Convolution(window), vec![image, all(Value::Input(3), 4096)], 8);
+    graph.nodes.push(node(Function::Binary("mul".into()), vec![all(Value::Node(2), 8), all(Value::Input(4), 8)], 8));
+    graph.inputs.extend([input(4096, true), input(8, true)]);
+    graph.outputs[0].value = Value::Node(3);
+    let (two, other) = (Tensor::full(2f32, 8, &Device::Cpu)?, (numbers(8, 0.9)? + 2.)?);
+    for (inner, last, fits_at) in [(&two, &two, vec![1, 3]), (&two, &other, vec![1]), (&other, &two, vec![3])] {
+        let inputs =
+            [numbers(4096, 0.3)?, numbers(512, 0.7)?, inner.clone(), (numbers(4096, 0.7)? * 0.1)?, last.clone()];
+        let (graph, set) = in_f16(graph.clone(), &inputs)?;
+        let sets = [set];
+        let Choice { fits, notes, .. } = choose(&graph, &[], &sets)?.unwrap();
+        let norms: Vec<usize> = fits.iter().filter(|fit| fit.rule == "convolution-norm").map(|fit| fit.at).collect();
+        assert_eq!(norms, fits_at, "{notes:?}");
+        assert!(sets[0].nearby.get().is_none(), "the whole run is not computed again");
+    }
+    Ok(())
+}
+
+#[test]
 fn few_numbers_follow_if_they_are_near_of_the_same_kind_and_the_same_integers() -> Result<()> {
     let floats = |values: [f32; 2]| Tensor::new(&values, &Device::Cpu);
     let of = |reference: [f32; 2], candle: [f32; 2], other: [f32; 2]| {

@@ -33,17 +33,20 @@ fn graph(nodes: Vec<Node>) -> Graph {
     Graph { inputs: vec![input(false), input(true)], nodes, outputs }
 }
 
-/// Whether the last values of many still tell all, for each node that is changed by itself.
-fn each_changed(graph: &Graph) -> Vec<bool> {
+/// How what is behind the last values of many is computed, for each node that is changed by itself.
+fn each_changed(graph: &Graph) -> Vec<Option<Behind>> {
     let nodes = last_of_many(graph, MANY);
-    let is_told = |at: usize| {
+    let behind_of = |at: usize| {
         let mut changed = graph.clone();
         changed.nodes[at].precision = ProductPrecision::Highest;
-        is_changed_before(&nodes, graph, &changed)
+        behind(&nodes, graph, &changed)
     };
-    assert!(is_changed_before(&nodes, graph, graph));
-    (0..graph.nodes.len()).map(is_told).collect()
+    assert_eq!(behind(&nodes, graph, graph), RECORDED);
+    (0..graph.nodes.len()).map(behind_of).collect()
 }
+
+const RECORDED: Option<Behind> = Some(Behind::AsRecorded);
+const CHANGED: Option<Behind> = Some(Behind::Changed);
 
 const X: Value = Value::Input(0);
 const N: fn(usize) -> Value = Value::Node;
@@ -52,7 +55,7 @@ const N: fn(usize) -> Value = Value::Node;
 fn changes_up_to_the_last_value_of_many_are_told_there() {
     let graph = graph(vec![unary(X), unary(N(0)), sum(N(1)), added(N(2), N(2))]);
     assert_eq!(last_of_many(&graph, MANY), [1]);
-    assert_eq!(each_changed(&graph), [true, true, false, false]);
+    assert_eq!(each_changed(&graph), [RECORDED, RECORDED, CHANGED, CHANGED]);
     assert!(last_of_many(&graph, MANY + 1).is_empty());
 }
 
@@ -65,7 +68,7 @@ fn every_value_that_few_numbers_come_from_counts() {
     let branches = graph(vec![unary(X), unary(X), sum(N(0)), sum(N(1)), added(N(2), N(3))]);
     assert_eq!(last_of_many(&branches, MANY), [0, 1]);
     for graph in [skipped, branches] {
-        assert_eq!(each_changed(&graph), [true, true, false, false, false]);
+        assert_eq!(each_changed(&graph), [RECORDED, RECORDED, CHANGED, CHANGED, CHANGED]);
     }
 }
 
@@ -73,7 +76,7 @@ fn every_value_that_few_numbers_come_from_counts() {
 fn what_weights_give_does_not_count() {
     let graph = graph(vec![unary(Value::Input(1)), unary(X), sum(N(1)), sum(N(0)), added(N(2), N(3))]);
     assert_eq!(last_of_many(&graph, MANY), [1]);
-    assert_eq!(each_changed(&graph)[..2], [false, true]);
+    assert_eq!(each_changed(&graph)[..2], [CHANGED, RECORDED]);
 }
 
 #[test]
@@ -88,9 +91,9 @@ fn few_numbers_that_are_read_behind_the_last_value_of_many_are_not_told_there() 
     );
     let is_read_again = graph(vec![sum(X), scaled.clone(), sum(N(1)), added(N(2), N(0))]);
     assert_eq!(last_of_many(&is_read_again, MANY), [1]);
-    assert_eq!(each_changed(&is_read_again), [false, true, false, false]);
+    assert_eq!(each_changed(&is_read_again), [None, RECORDED, None, None]);
     let is_not = graph(vec![sum(X), scaled, sum(N(1)), added(N(2), N(2))]);
-    assert_eq!(each_changed(&is_not), [true, true, false, false]);
+    assert_eq!(each_changed(&is_not), [RECORDED, RECORDED, CHANGED, CHANGED]);
 }
 
 #[test]
@@ -103,7 +106,7 @@ fn what_comes_beside_another_node_is_changed() {
     for compute in [products, Compute::SumBesideNorm { norm: 1, columns: 1, epsilon: 0. }] {
         let mut changed = original.clone();
         changed.nodes[0].compute = compute;
-        assert!(!is_changed_before(&nodes, &original, &changed));
+        assert_eq!(behind(&nodes, &original, &changed), None);
     }
 }
 
@@ -112,5 +115,19 @@ fn a_value_that_is_no_longer_computed_tells_nothing() {
     let original = graph(vec![unary(X), sum(N(0))]);
     let mut changed = original.clone();
     changed.nodes[1].operands[0].value = X;
-    assert!(!is_changed_before(&last_of_many(&original, MANY), &original, &changed));
+    assert_eq!(behind(&last_of_many(&original, MANY), &original, &changed), None);
+}
+
+#[test]
+fn few_numbers_of_the_input_itself_are_not_told_by_others() {
+    // Beside values of many numbers, the input's sum is an output.
+    let mut of_input = graph(vec![unary(X), sum(X)]);
+    of_input.outputs.push(Output { value: N(0), buffer: 2 });
+    assert_eq!(last_of_many(&of_input, MANY), [0]);
+    assert_eq!(each_changed(&of_input), [RECORDED, None]);
+    // What is behind reads the input where it read a value of many numbers, which another one reads.
+    let original = graph(vec![unary(X), sum(N(0)), sum(N(0)), added(N(1), N(2))]);
+    let mut changed = original.clone();
+    changed.nodes[1].operands[0].value = X;
+    assert_eq!(behind(&last_of_many(&original, MANY), &original, &changed), None);
 }

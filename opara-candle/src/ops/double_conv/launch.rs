@@ -1,0 +1,80 @@
+//! Launches of `double_conv.cu`.
+
+#![allow(unsafe_code)]
+
+use candle::cuda_backend::WrapErr;
+use candle::{bail, CudaDevice, Result};
+use cudarc::driver::{CudaSlice, CudaView, LaunchConfig, PushKernelArg};
+
+use super::DoubleConv;
+use crate::cuda::driver::kernels::{allow_shared, expect, function, ptx, Capabilities};
+
+/// `CHANNELS`, `PIXELS` and `THREADS` of `double_conv.cu`.
+const CHANNELS: usize = 64;
+const PIXELS: usize = 64;
+const THREADS: u32 = 128;
+
+/// Bytes of shared memory: `STAGES` times a `Stage`.
+const SHARED: usize = 4 * (64 * (16 + 4) + 16 * (64 + 4)) * size_of::<f64>();
+
+/// Is there a kernel for this convolution that runs on the device?
+///
+/// # Errors
+/// A failed driver call.
+pub(super) fn is_known(device: &CudaDevice, of: &DoubleConv) -> Result<bool> {
+    const MAX_GROUPS: usize = 65_535;
+    let count = |sizes: &[usize]| sizes.iter().try_fold(1, |product: usize, &n| product.checked_mul(n));
+    let is_countable = |sizes: &[usize]| count(sizes).is_some_and(|count| count <= i32::MAX as usize);
+    let (DoubleConv { batch, groups, out, inner, from, to, kernel, .. }, most) = (of, i32::MAX as usize);
+    let blocks = (batch * to.0 * to.1).div_ceil(PIXELS) * out.div_ceil(CHANNELS);
+    let sizes = [&[*batch, to.0, to.1][..], &[from.0, from.1], &[kernel.0, kernel.1, *inner], &[*out, *groups]];
+    let are_countable = sizes.into_iter().all(is_countable) && *groups <= MAX_GROUPS && blocks <= most;
+    let capabilities = Capabilities::of(device, ptx::DOUBLE_CONV)?;
+    Ok(are_countable && capabilities.has_tensor_cores() && capabilities.has_shared(SHARED))
+}
+
+/// The convolution of `x`, `(batch, groups * inner, h, w)`, with `weight`, `(kh * kw, groups * out, inner)`, into `y`.
+///
+/// # Errors
+/// No kernel for it, slices that are too short, or a failed launch.
+pub(super) fn double_conv(
+    device: &CudaDevice,
+    of: &DoubleConv,
+    x: &CudaView<f64>,
+    weight: &CudaView<f64>,
+    y: &mut CudaSlice<f64>,
+) -> Result<()> {
+    if !is_known(device, of)? {
+        bail!("no kernel for {of:?}")
+    }
+    let DoubleConv { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = *of;
+    let numel = batch * groups * out * to.0 * to.1;
+    expect("the operand", x.len(), batch * groups * inner * from.0 * from.1)?;
+    expect("the weight", weight.len(), kernel.0 * kernel.1 * groups * out * inner)?;
+    expect("the result", y.len(), numel)?;
+    if numel == 0 {
+        return Ok(());
+    }
+    let function = function(device, "opara_double_conv_f64", ptx::DOUBLE_CONV)?;
+    allow_shared(&function, SHARED)?;
+    let pairs = [from, to, kernel, stride, dilation, padding];
+    let sizes = [groups, out, inner].into_iter().chain(pairs.into_iter().flat_map(|(rows, columns)| [rows, columns]));
+    let sizes: Vec<i32> = sizes.map(|n| n as i32).collect();
+    let blocks = (batch * to.0 * to.1).div_ceil(PIXELS) * out.div_ceil(CHANNELS);
+    let config = LaunchConfig {
+        grid_dim: (blocks as u32, groups as u32, 1),
+        block_dim: (THREADS, 1, 1),
+        shared_mem_bytes: SHARED as u32,
+    };
+    let stream = device.cuda_stream();
+    let mut launch = stream.launch_builder(&function);
+    launch.arg(&numel);
+    for size in &sizes {
+        launch.arg(size);
+    }
+    launch.arg(x).arg(weight).arg(y);
+    // SAFETY: the arguments match the kernel's declaration. It reads elements of `x` and `weight` within the sizes, and writes `numel`
+    // elements of `y`. All lengths were checked above, and `is_known` checked that the kernel's indices fit into 32 bits.
+    unsafe { launch.launch(config) }.w()?;
+    Ok(())
+}

@@ -1,0 +1,86 @@
+//! Convolution in f64 on a GPU.
+
+pub(in crate::ops) mod effects;
+mod launch;
+
+use candle::cuda_backend::CudaStorage;
+use candle::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+
+use crate::cuda::driver::kernels::uninit;
+use crate::cuda::operator::elements;
+use crate::ops::Padding;
+
+/// The convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`: libraries have none of f64 that is fast.
+/// Strides and dilations are those of rows and columns. `None` for other types, and if no kernel supports it.
+///
+/// # Errors
+/// Tensors of another rank, and a failed launch.
+pub(crate) fn double_conv(
+    x: &Tensor,
+    weight: &Tensor,
+    padding: Padding,
+    stride: (usize, usize),
+    dilation: (usize, usize),
+) -> Result<Option<Tensor>> {
+    let ((batch, channels, h, w), (out, inner, kh, kw)) = (x.dims4()?, weight.dims4()?);
+    let are_double = [x, weight].iter().all(|operand| operand.dtype() == DType::F64 && operand.device().is_cuda());
+    let groups = channels / inner.max(1);
+    let Padding { top, bottom, left, right } = padding;
+    let windows = |padded: [usize; 3], kernel: usize, stride: usize, dilation: usize| {
+        let padded = padded.into_iter().try_fold(0, usize::checked_add).filter(|&n| n <= i32::MAX as usize)?;
+        let reach = dilation.checked_mul(kernel.checked_sub(1)?)?.checked_add(1)?;
+        Some(padded.checked_sub(reach)?.checked_div(stride)? + 1)
+    };
+    let rows = windows([top, h, bottom], kh, stride.0, dilation.0);
+    let columns = windows([left, w, right], kw, stride.1, dilation.1);
+    let Some(to) = rows.zip(columns) else { return Ok(None) };
+    let (from, kernel, padding, out) = ((h, w), (kh, kw), (top, left), out / groups.max(1));
+    let of = DoubleConv { batch, groups, out, inner, from, to, kernel, stride, dilation, padding };
+    if !are_double || !launch::is_known(x.device().as_cuda_device()?, &of)? {
+        return Ok(None);
+    }
+    let by_window = weight.permute((2, 3, 0, 1))?.contiguous()?;
+    x.contiguous()?.apply_op2_no_bwd(&by_window, &of).map(Some)
+}
+
+/// A convolution. Pairs are of rows and columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct DoubleConv {
+    batch: usize,
+    groups: usize,
+    /// Channels of the result in each group, and of the operand.
+    out: usize,
+    inner: usize,
+    /// Sizes of the operand's images, of the result's, and of the window.
+    from: (usize, usize),
+    to: (usize, usize),
+    kernel: (usize, usize),
+    stride: (usize, usize),
+    dilation: (usize, usize),
+    /// Rows above, and columns to the left. What else is outside of the images counts as zeros, too.
+    padding: (usize, usize),
+}
+
+impl CustomOp2 for DoubleConv {
+    fn name(&self) -> &'static str {
+        "double_conv"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        candle::bail!("this operator needs a tensor on a GPU")
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        x_layout: &Layout,
+        weight: &CudaStorage,
+        weight_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        let shape = Shape::from((self.batch, self.groups * self.out, self.to.0, self.to.1));
+        let mut y = uninit::<f64>(&x.device, shape.elem_count())?;
+        let operands = [elements(x, x_layout)?, elements(weight, weight_layout)?];
+        launch::double_conv(&x.device, self, &operands[0], &operands[1], &mut y)?;
+        Ok((CudaStorage::wrap_cuda_slice(y, x.device.clone()), shape))
+    }
+}
