@@ -121,7 +121,7 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::Softmax(columns) => {
             let x = rows(of, &node.operands[0], *columns)?;
-            if is_typed {
+            if is_typed || dtype == DType::F64 {
                 candle_nn::ops::softmax_last_dim(&x)?
             } else {
                 let e = x.broadcast_sub(&x.max_keepdim(D::Minus1)?)?.exp()?;
