@@ -80,9 +80,9 @@ pub(crate) fn choose_usable<T>(
 
 /// Changes a graph by all rules that are not `without` and no less accurate than candle's.
 ///
-/// All are tried together first. If that fails, each changed node is held against double precision by itself, on what candle's
-/// operators give it, and gets more precise products, or loses what is less accurate. If the rest fails together, more products of
-/// f32 are precise; if that does not help, rules are added one after the other.
+/// All are tried together first. If that fails, the last product is more precise. If that does not help, each changed node is held
+/// against double precision by itself, on what candle's operators give it, and gets more precise products, or loses what is less
+/// accurate. If the rest fails together, more products of f32 are precise; if that does not help, rules are added one after the other.
 ///
 /// # Errors
 /// The inner one says why nothing stands.
@@ -108,6 +108,15 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
     };
     if let Some(reason) = unexplained(graph, sets)? {
         return Ok(Err(reason));
+    }
+    // Errors of the last product are the output's own. More precision there is tried before anything is left out.
+    if let Some(last) = fastest_products(graph, without, &Changes::default()).into_iter().next() {
+        let mut changes = Changes::default();
+        changes.precise.extend([last]);
+        if let Ok(choice) = attempt(without, &changes)? {
+            let notes = slow.into_iter().chain([format!("the last product is more precise: {first}")]).collect();
+            return Ok(Ok(Choice { notes, ..choice }));
+        }
     }
     let (changes, notes) = alone(graph, without, sets)?;
     let notes: Vec<String> = slow.into_iter().chain(notes).collect();
@@ -147,11 +156,7 @@ pub(super) fn more_precise<T>(
     changes: &Changes,
     passes: impl Fn(&Changes) -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    let (changed, _) = changes.of(graph, without);
-    let live = changed.live();
-    let is_fastest = |(at, node): &(usize, &Node)| live[*at] && node.precision == ProductPrecision::Fastest;
-    let nodes = changed.nodes.iter().enumerate().rev().filter(is_fastest);
-    let ways: Vec<_> = nodes.filter_map(|(at, node)| Some((at, node.more_precise()?))).collect();
+    let ways = fastest_products(graph, without, changes);
     if ways.is_empty() {
         return Ok(None);
     }
@@ -170,6 +175,15 @@ pub(super) fn more_precise<T>(
         }
     }
     Ok(Some(best))
+}
+
+/// The products of a changed graph that can be more precise than the fastest, each with how; the last one first.
+fn fastest_products(graph: &Graph, without: &[&str], changes: &Changes) -> Vec<(usize, ProductPrecision)> {
+    let (changed, _) = changes.of(graph, without);
+    let live = changed.live();
+    let is_fastest = |(at, node): &(usize, &Node)| live[*at] && node.precision == ProductPrecision::Fastest;
+    let nodes = changed.nodes.iter().enumerate().rev().filter(is_fastest);
+    nodes.filter_map(|(at, node)| Some((at, node.more_precise()?))).collect()
 }
 
 /// All elements in one row.
