@@ -235,7 +235,7 @@ fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::
 }
 
 /// By the outputs of few numbers, of what is behind the last values of many: on candle's values and on values nearby, together.
-fn by_tail(
+fn by_runs_behind(
     graph: &Graph,
     changed: &Graph,
     set: &Set,
@@ -306,7 +306,7 @@ fn inside(graph: &Graph, changed: &Graph, set: &Set) -> Result<Option<std::resul
         }
     }
     if behind == Behind::Changed {
-        match by_tail(graph, changed, set, inside)? {
+        match by_runs_behind(graph, changed, set, inside)? {
             Ok(compared) => worst = worst.or_worse(compared),
             Err(reason) => return Ok(Some(Err(reason))),
         }

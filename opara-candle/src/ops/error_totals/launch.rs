@@ -11,8 +11,15 @@ use crate::cuda::driver::kernels::{expect, function, ptx, uninit};
 /// `THREADS` of `error_totals.cu`.
 const THREADS: usize = 256;
 
-/// For each block: elements where all three are finite, the sum of the references' squares there, and results that are not what they may
-/// be; and the sums of squared errors and the largest errors in units of `unit`, candle's first.
+/// The totals of each block.
+pub(super) struct OfBlocks {
+    /// Elements where all three are finite, the sum of the references' squares there, and results that are not what they may be.
+    pub moments: Vec<[f64; 3]>,
+    /// The sums of squared errors, and the largest errors, candle's first.
+    pub errors: Vec<[f64; 4]>,
+}
+
+/// Totals of the errors of two results, in units of `unit * max(|r|, rms r)`, where `r` is the reference.
 ///
 /// # Errors
 /// Slices of different lengths, or a failed launch.
@@ -22,7 +29,7 @@ pub(super) fn error_totals<T: DeviceRepr>(
     unit: f64,
     reference: &CudaView<f64>,
     [candle, other]: [&CudaView<T>; 2],
-) -> Result<(Vec<[f64; 3]>, Vec<[f64; 4]>)> {
+) -> Result<OfBlocks> {
     /// As many as fill a large device a few times.
     const MAX_BLOCKS: usize = 1024;
     let numel = reference.len();
@@ -45,5 +52,5 @@ pub(super) fn error_totals<T: DeviceRepr>(
     // SAFETY: as above; it reads the three numbers of each block, which has as many blocks, and writes four a block.
     unsafe { launch.launch(config) }.w()?;
     let (moments, totals) = (device.clone_dtoh(&moments)?, device.clone_dtoh(&totals)?);
-    Ok((moments.as_chunks().0.to_vec(), totals.as_chunks().0.to_vec()))
+    Ok(OfBlocks { moments: moments.as_chunks().0.to_vec(), errors: totals.as_chunks().0.to_vec() })
 }

@@ -8,6 +8,7 @@ use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use self::launch::OfBlocks;
 use crate::cuda::operator::with_elements;
 
 /// Totals over all elements.
@@ -51,7 +52,7 @@ fn of_type<T: CudaDType + DeviceRepr>(unit: f64, results: [&Tensor; 3]) -> Resul
     let [reference, candle, other] = results.map(Tensor::contiguous);
     let (reference, candle, other) = (reference?, candle?, other?);
     let device = reference.device().as_cuda_device()?;
-    let (moments, errors) = with_elements([Some(&reference)], |of_reference| {
+    let OfBlocks { moments, errors } = with_elements([Some(&reference)], |of_reference| {
         with_elements::<T, _, 2>([Some(&candle), Some(&other)], |of_results| {
             let ([Some(reference)], [Some(candle), Some(other)]) = (of_reference, of_results) else {
                 candle::bail!("a result has no elements")
