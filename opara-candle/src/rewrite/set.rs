@@ -55,13 +55,13 @@ impl Inside {
     /// # Errors
     /// A graph that cannot be computed.
     pub fn runs_behind(&self, graph: &Graph, set: &Set) -> Result<&[RunBehind]> {
-        if self.behind.get().is_none() {
-            let varying = self.candle.iter().map(Tensor::elem_count).sum();
-            let run = |number: usize| self.run_behind(graph, set, number);
-            let runs = (0..runs_for(&set.outputs, varying)).map(run).collect::<Result<_>>()?;
-            return Ok(self.behind.get_or_init(|| runs));
+        if let Some(runs) = self.behind.get() {
+            return Ok(runs);
         }
-        Ok(self.behind.get().map_or(&[], Vec::as_slice))
+        let varying = self.candle.iter().map(Tensor::elem_count).sum();
+        let run = |number: usize| self.run_behind(graph, set, number);
+        let runs = (0..runs_for(&set.outputs, varying)).map(run).collect::<Result<_>>()?;
+        Ok(self.behind.get_or_init(|| runs))
     }
 
     fn run_behind(&self, graph: &Graph, set: &Set, number: usize) -> Result<RunBehind> {
@@ -75,10 +75,9 @@ impl Inside {
 
 /// The nodes whose values tell the errors of a run apart that gives few numbers; none if it gives many.
 pub(crate) fn nodes_inside(graph: &Graph) -> Vec<usize> {
-    let fewest = graph.outputs.iter().map(|output| graph.len(output.value)).filter(|&len| len > 0).min();
-    match fewest {
-        Some(len) if len < ENOUGH as u64 => last_of_many(graph, ENOUGH as u64),
-        _ => Vec::new(),
+    match fewest(graph.outputs.iter().map(|output| graph.len(output.value) as usize)) < ENOUGH {
+        true => last_of_many(graph, ENOUGH as u64),
+        false => Vec::new(),
     }
 }
 
@@ -196,15 +195,15 @@ pub(super) fn with_outputs(graph: &Graph, nodes: &[usize]) -> Graph {
     graph
 }
 
-/// The elements of the output that has the fewest, which has the least to say.
-fn fewest(outputs: &[Tensor]) -> usize {
-    outputs.iter().map(Tensor::elem_count).filter(|&count| count > 0).min().unwrap_or(ENOUGH)
+/// Of the lengths of outputs, that of the one with the fewest elements, which has the least to say.
+fn fewest(lens: impl Iterator<Item = usize>) -> usize {
+    lens.filter(|&len| len > 0).min().unwrap_or(ENOUGH)
 }
 
 /// On how many operands a run has enough outputs, or as many as are computed; `varying` elements of them differ.
 fn runs_for(outputs: &[Tensor], varying: usize) -> usize {
     let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
-    ENOUGH.div_ceil(fewest(outputs)).min(MOST + 1).min(affordable + 1)
+    ENOUGH.div_ceil(fewest(outputs.iter().map(Tensor::elem_count))).min(MOST + 1).min(affordable + 1)
 }
 
 /// Floats that differ from these by less than a fiftieth; for each number others, and for zero the same.

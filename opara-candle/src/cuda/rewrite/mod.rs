@@ -15,7 +15,7 @@ use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
 use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
 
 use self::fragment::fragment;
-use self::values::{busy_us, of_eager_calls, run, sets, wanted, Values, Wanted};
+use self::values::{busy_us, of_eager_calls, run, sets, uploads, wanted, Uploads, Values, Wanted};
 use self::weights::sample;
 use super::capture::Capture;
 use super::driver::lacks_memory;
@@ -106,7 +106,8 @@ impl Rewriter {
         let earlier = |at: usize| kept.as_ref().map(|kept| &kept.runs[at]);
         let stays = |at: usize| earlier(at).is_some_and(|run| run.standing.is_none());
         let judged = regions.iter().enumerate().filter(|(at, _)| !stays(*at)).map(|(_, region)| region);
-        let (wanted, judged) = (wanted(&program.capture, judged.clone()), judged.count());
+        let uploads = uploads(&program.capture);
+        let (wanted, judged) = (wanted(&program.capture, judged.clone(), &uploads), judged.count());
         let busy_us = busy_us(&self.examples, trace.ops.len());
         let (mut program, mut values, mut candle_us) = (program, Vec::new(), f64::INFINITY);
         let examples = judged_examples(&self.examples, busy_us);
@@ -128,7 +129,7 @@ impl Rewriter {
         }
         let mut replacements = Vec::new();
         for (at, region) in regions.into_iter().enumerate() {
-            replacements.extend(self.replacement(&program, region, earlier(at), &values)?);
+            replacements.extend(self.replacement(&program, region, earlier(at), &values, &uploads)?);
         }
         drop(values);
         if replacements.is_empty() {
@@ -230,12 +231,13 @@ impl Rewriter {
         region: Region,
         earlier: Option<&Decision>,
         values: &[Values],
+        uploads: &Uploads,
     ) -> Result<Option<Replacement>> {
         if let Some(decided) = earlier.filter(|earlier| earlier.standing.is_none()) {
             self.decided(decided.clone());
             return Ok(None);
         }
-        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values));
+        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values, uploads));
         self.times.add("rewrite references", us / 1e3);
         let chosen = sets.and_then(|sets| self.choice(program, &region, earlier, &sets));
         let ops = region.ops.clone();

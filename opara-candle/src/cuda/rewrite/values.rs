@@ -116,8 +116,11 @@ fn of_program(
     Ok((values, fastest))
 }
 
-/// The bytes of intermediate buffers that are constants of the pass: one copy from the host fills them, and nothing else writes to them.
-fn uploads(capture: &Capture) -> HashMap<BufferId, Arc<[u8]>> {
+/// The bytes of intermediate buffers that are constants of a pass.
+pub(super) type Uploads = HashMap<BufferId, Arc<[u8]>>;
+
+/// The constants of a pass: one copy from the host fills such a buffer, and nothing else writes to it.
+pub(super) fn uploads(capture: &Capture) -> Uploads {
     let Capture { trace, launches, .. } = capture;
     let mut writers: HashMap<BufferId, usize> = HashMap::new();
     for access in trace.ops.iter().flat_map(|op| &op.accesses).filter(|access| access.mode.writes()) {
@@ -135,9 +138,9 @@ fn uploads(capture: &Capture) -> HashMap<BufferId, Arc<[u8]>> {
 }
 
 /// The intermediate buffers that the regions read and give, but for constants of the pass.
-pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Region>) -> Wanted {
+pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Region>, uploads: &Uploads) -> Wanted {
     let mut wanted: Wanted = Vec::new();
-    let mut known: HashSet<BufferId> = uploads(capture).into_keys().collect();
+    let mut known: HashSet<BufferId> = uploads.keys().copied().collect();
     for region in regions {
         let graph = &region.graph;
         let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
@@ -167,6 +170,7 @@ pub(super) fn sets(
     examples: &[Example],
     region: &Region,
     values: &[Values],
+    uploads: &Uploads,
 ) -> Result<Vec<Set>> {
     let buffers = &program.capture.trace.buffers;
     let addresses: HashMap<BufferId, u64> =
@@ -174,7 +178,6 @@ pub(super) fn sets(
     let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
     // Weights, and other constants.
     let mut constants: HashMap<BufferId, Tensor> = HashMap::new();
-    let uploads = uploads(&program.capture);
     for input in &region.graph.inputs {
         let (dtype, len) = (Arithmetic::Typed.dtype(input.element), input.len as usize);
         if buffers[input.buffer].role == Role::External {

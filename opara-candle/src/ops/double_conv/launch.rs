@@ -17,18 +17,24 @@ const THREADS: u32 = 128;
 /// Bytes of shared memory: `STAGES` times a `Stage`.
 const SHARED: usize = 4 * (64 * (16 + 4) + 16 * (64 + 4)) * size_of::<f64>();
 
+/// Blocks for each group: a tile of channels and pixels each.
+fn blocks(of: &DoubleConv) -> usize {
+    (of.batch * of.to.0 * of.to.1).div_ceil(PIXELS) * of.out.div_ceil(CHANNELS)
+}
+
 /// Is there a kernel for this convolution that runs on the device?
 ///
 /// # Errors
 /// A failed driver call.
 pub(super) fn is_known(device: &CudaDevice, of: &DoubleConv) -> Result<bool> {
     const MAX_GROUPS: usize = 65_535;
+    /// What the kernel's indices reach.
+    const MOST: usize = i32::MAX as usize;
     let count = |sizes: &[usize]| sizes.iter().try_fold(1, |product: usize, &n| product.checked_mul(n));
-    let is_countable = |sizes: &[usize]| count(sizes).is_some_and(|count| count <= i32::MAX as usize);
-    let (DoubleConv { batch, groups, out, inner, from, to, kernel, .. }, most) = (of, i32::MAX as usize);
-    let blocks = (batch * to.0 * to.1).div_ceil(PIXELS) * out.div_ceil(CHANNELS);
+    let is_countable = |sizes: &[usize]| count(sizes).is_some_and(|count| count <= MOST);
+    let DoubleConv { batch, groups, out, inner, from, to, kernel, .. } = of;
     let sizes = [&[*batch, to.0, to.1][..], &[from.0, from.1], &[kernel.0, kernel.1, *inner], &[*out, *groups]];
-    let are_countable = sizes.into_iter().all(is_countable) && *groups <= MAX_GROUPS && blocks <= most;
+    let are_countable = sizes.into_iter().all(is_countable) && *groups <= MAX_GROUPS && blocks(of) <= MOST;
     let capabilities = Capabilities::of(device, ptx::DOUBLE_CONV)?;
     Ok(are_countable && capabilities.has_tensor_cores() && capabilities.has_shared(SHARED))
 }
@@ -60,9 +66,8 @@ pub(super) fn double_conv(
     let pairs = [from, to, kernel, stride, dilation, padding];
     let sizes = [groups, out, inner].into_iter().chain(pairs.into_iter().flat_map(|(rows, columns)| [rows, columns]));
     let sizes: Vec<i32> = sizes.map(|n| n as i32).collect();
-    let blocks = (batch * to.0 * to.1).div_ceil(PIXELS) * out.div_ceil(CHANNELS);
     let config = LaunchConfig {
-        grid_dim: (blocks as u32, groups as u32, 1),
+        grid_dim: (blocks(of) as u32, groups as u32, 1),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: SHARED as u32,
     };

@@ -22,8 +22,10 @@ pub(crate) fn double_conv(
     stride: (usize, usize),
     dilation: (usize, usize),
 ) -> Result<Option<Tensor>> {
+    if ![x, weight].iter().all(|operand| operand.dtype() == DType::F64 && operand.device().is_cuda()) {
+        return Ok(None);
+    }
     let ((batch, channels, h, w), (out, inner, kh, kw)) = (x.dims4()?, weight.dims4()?);
-    let are_double = [x, weight].iter().all(|operand| operand.dtype() == DType::F64 && operand.device().is_cuda());
     let groups = channels / inner.max(1);
     let Padding { top, bottom, left, right } = padding;
     let windows = |padded: [usize; 3], kernel: usize, stride: usize, dilation: usize| {
@@ -36,7 +38,7 @@ pub(crate) fn double_conv(
     let Some(to) = rows.zip(columns) else { return Ok(None) };
     let (from, kernel, padding, out) = ((h, w), (kh, kw), (top, left), out / groups.max(1));
     let of = DoubleConv { batch, groups, out, inner, from, to, kernel, stride, dilation, padding };
-    if !are_double || !launch::is_known(x.device().as_cuda_device()?, &of)? {
+    if !launch::is_known(x.device().as_cuda_device()?, &of)? {
         return Ok(None);
     }
     let by_window = weight.permute((2, 3, 0, 1))?.contiguous()?;
