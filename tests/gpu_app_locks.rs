@@ -1,6 +1,6 @@
-//! A user's lock that is held around a call of one executor and taken inside the module of another that runs eagerly:
-//! this library must hold none of its locks while a module runs. On the CPU and on a GPU. GPU tests skip without a GPU
-//! or the feature `cuda`, and say so.
+//! A user's lock that is held around a call of one executor and taken inside the module of another that runs eagerly: this library must
+//! hold none of its locks while a module runs. And threads of rayon's pool, all of which may wait for builds. On the CPU and on a GPU. GPU
+//! tests skip without a GPU or the feature `cuda`, and say so.
 
 mod common;
 
@@ -8,9 +8,10 @@ use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
 
 use anyhow::ensure;
-use candle::{Device, Module, Result, Tensor};
+use candle::{DType, Device, Module, Result, Tensor};
 use common::{gpu, isolated, same_bits, waves, CPU};
-use opara_candle::{ops, Mode, OparaExecutor};
+use opara_candle::{ops, Mode, Numerics, OparaExecutor};
+use rayon::prelude::*;
 
 /// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
@@ -110,5 +111,28 @@ fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu() -> anyhow::
     isolated("a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu", || {
         let Some(device) = gpu() else { return Ok(()) };
         call_both_with_old_and_new_shapes(&device, Made::OnTheirThread)
+    })
+}
+
+#[test]
+fn all_rayon_threads_may_build() -> anyhow::Result<()> {
+    isolated("all_rayon_threads_may_build", || {
+        let Some(device) = gpu() else { return Ok(()) };
+        let on_gpu = |n: usize, rows: usize| waves(n, (rows, 64))?.to_device(&device)?.to_dtype(DType::F16);
+        let (x, weight, bias) = (on_gpu(1, 32)?, on_gpu(2, 64)?, on_gpu(3, 1)?);
+        // A product that is rewritten, and launches that are fused.
+        let module = move |x: &Tensor| x.matmul(&weight.t()?)?.broadcast_add(&bias)?.gelu()?.tanh()?.exp();
+        let builder = || OparaExecutor::builder().numerics(Numerics::Accurate).kernel_cache(None);
+        let build = |_| builder().build(module.clone(), &x);
+        let builds = (0..2 * rayon::current_num_threads()).into_par_iter().map(build);
+        let executors = builds.collect::<opara_candle::Result<Vec<_>>>()?;
+        let expected = module(&x)?.to_dtype(DType::F32)?;
+        for executor in &executors {
+            let apart = (executor.forward(&x)?.to_dtype(DType::F32)? - &expected)?.abs()?.max_all()?;
+            ensure!(apart.to_scalar::<f32>()? < 0.02, "{apart}");
+        }
+        let report = executors[0].report();
+        ensure!(!report.rewrites.is_empty() && report.fused > 0, "nothing was compiled ahead: {report}");
+        Ok(())
     })
 }

@@ -73,6 +73,8 @@ pub(crate) struct Rewriting {
     pub folder: Option<PathBuf>,
     /// Is everything decided anew, whatever is on disk?
     pub is_anew: bool,
+    /// Settings of the fusion that follows, if one does: its kernels are compiled while the rewritten launches run for the first time.
+    pub fusing: Option<Fusing>,
 }
 
 /// A recorded forward pass some of whose launches are replaced by other operators.

@@ -26,10 +26,15 @@ pub(crate) fn rounds(us: f64) -> usize {
 }
 
 /// After so many microseconds no further challenger is tried.
-const TRIED_US: f64 = 150_000.;
+const TRIED_US: f64 = 100_000.;
 
-/// A replay that takes longer is compared once with each challenger, after one that warms up.
+/// A replay that takes longer is compared with each challenger once: it differs less from run to run.
 const LONG_US: f64 = 5_000.;
+
+/// A replay that takes longer, and as long for a launch, is not compared: its kernels fill the device, so their order matters little, and
+/// each comparison takes a few replays.
+const LONGEST_US: f64 = 40_000.;
+const LONGEST_US_A_LAUNCH: f64 = 20.;
 
 /// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
 /// plan's own schedule. A plan that has to be faster than `rival_us` microseconds has none if no schedule makes it so.
@@ -39,27 +44,32 @@ pub(crate) fn faster(
     policy: &str,
     rival_us: Option<f64>,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
-    if let Some(rival_us) = rival_us {
-        // The first replay is slower.
-        let us = bench.lap(bench.base, 0).and_then(|_| bench.lap(bench.base, 0));
-        if unless_lost(us, policy)?.is_none_or(|us| us > LARGEST_GAIN_OF_SCHEDULES * rival_us) {
-            return Ok(None);
-        }
+    let challengers = challengers(&bench.plan.schedule, problem, policy)?;
+    if challengers.is_empty() {
+        return Ok(None);
     }
+    let mut us = bench.lap(bench.base, 0);
+    if rival_us.is_some() {
+        // The first replay is slower, which counts if another plan is as fast.
+        us = us.and_then(|_| bench.lap(bench.base, 0));
+    }
+    let fills = |us: f64| us > LONGEST_US && us > LONGEST_US_A_LAUNCH * problem.graph.len() as f64;
+    let is_lost = |us: f64| rival_us.is_some_and(|rival_us| us > LARGEST_GAIN_OF_SCHEDULES * rival_us);
+    let Some(mut fastest_us) = unless_lost(us, policy)?.filter(|&us| !fills(us) && !is_lost(us)) else {
+        return Ok(None);
+    };
     let (mut best, mut spent): (Option<Contestant<Box<dyn Replay>>>, f64) = (None, 0.);
     // One after the other: the driver builds the next graph in the memory of the discarded ones.
-    for (name, schedule) in challengers(&bench.plan.schedule, problem, policy)? {
+    for (name, schedule) in challengers {
         if spent > TRIED_US {
             break;
         }
         let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
-        let (measured, us) = wall_us(|| against(bench, fastest, name.clone(), schedule));
-        let measured = unless_lost(measured, &name)?;
+        let (measured, us) = wall_us(|| against(bench, (fastest, fastest_us), name.clone(), schedule));
         spent += us;
-        let faster = measured.filter(|(challenger, best_us)| challenger.median() < best_us * (1. - REQUIRED_GAIN));
-        if let Some((challenger, _)) = faster {
-            best = Some(challenger);
-        }
+        let Some((challenger, us)) = unless_lost(measured, &name)? else { continue };
+        let is_faster = challenger.median() < us * (1. - REQUIRED_GAIN);
+        (fastest_us, best) = if is_faster { (challenger.median(), Some(challenger)) } else { (us, best) };
     }
     Ok(best)
 }
@@ -80,25 +90,23 @@ fn unless_lost<T>(measured: Result<T>, schedule: &str) -> Result<Option<T>> {
     }
 }
 
-/// Runs a schedule and the fastest one so far alternately; returns the contestant, and the median time of the fastest.
+/// Runs a schedule and the fastest one so far alternately, unless the fastest one's time is known and the schedule is behind; returns the
+/// contestant, and the median time of the fastest.
 fn against(
     bench: &mut Replays,
-    fastest: &dyn Replay,
+    (fastest, fastest_us): (&dyn Replay, f64),
     name: String,
     schedule: Schedule,
 ) -> Result<(Contestant<Box<dyn Replay>>, f64)> {
     let mut challenger = Contestant::new(name, schedule, bench)?;
-    // The first replays are slower; of long ones by so little that a challenger which is not faster here stays behind.
+    // The first replays are slower; long ones by so little that a challenger which is not faster here stays behind.
     let first = bench.lap(&*challenger.runner, 0)?;
-    let us = bench.lap(fastest, 0)?;
-    let (mut times, rounds) = match us > LONG_US {
-        true if first > us => {
-            challenger.samples.push(first);
-            return Ok((challenger, us));
-        }
-        true => (Vec::new(), 1),
-        false => (Vec::new(), rounds(us)),
-    };
+    if fastest_us > LONG_US && first > fastest_us * (1. - REQUIRED_GAIN) {
+        challenger.samples.push(first);
+        return Ok((challenger, fastest_us));
+    }
+    let rounds = if fastest_us > LONG_US { 1 } else { rounds(fastest_us) };
+    let mut times = Vec::with_capacity(rounds);
     for set in 0..rounds {
         times.push(bench.lap(fastest, set)?);
         challenger.samples.push(bench.lap(&*challenger.runner, set)?);

@@ -129,7 +129,7 @@ impl Options {
     pub fn rewriting(&self) -> Option<Rewriting> {
         let is_asked = self.numerics == Numerics::Accurate && self.recheck == 0;
         let (settings, without, folder) = (self.settings, self.without.clone(), self.kernels.clone());
-        is_asked.then_some(Rewriting { settings, without, folder, is_anew: false })
+        is_asked.then_some(Rewriting { settings, without, folder, is_anew: false, fusing: None })
     }
 
     /// The inputs that building calls the module with.

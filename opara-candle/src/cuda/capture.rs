@@ -99,8 +99,8 @@ impl Capture {
     }
 }
 
-/// Captures `function` on static arguments, which runs it, too, in memory of `pool`. The first of the arguments are
-/// `inputs`, the others state.
+/// Captures `function` on static arguments, in memory of `pool`, which says whether what it launches runs, too. The first of the
+/// arguments are `inputs`, the others state.
 ///
 /// # Errors
 /// [`Error::NotCapturable`] with the reason.

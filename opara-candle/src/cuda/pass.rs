@@ -86,3 +86,37 @@ fn run_once(
     let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();
     Ok(Pass { outputs, marks, graph })
 }
+
+#[cfg(test)]
+mod tests {
+    use candle::{DType, Tensor};
+
+    use super::*;
+    use crate::arguments::StateArguments;
+    use crate::cuda::driver::CapturedWork;
+    use crate::ops::assign;
+    use crate::test_device::gpu;
+
+    /// Needs a GPU; skips without one.
+    #[test]
+    fn work_that_is_only_recorded_does_not_run() -> anyhow::Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        let stream = Stream::of(&device)?;
+        let x = Tensor::ones(4, DType::F32, &device)?;
+        for (work, expected) in [(CapturedWork::Runs, [2f32; 4]), (CapturedWork::IsRecorded, [0.; 4])] {
+            let kept = x.zeros_like()?;
+            let to = kept.clone();
+            let function: Function = Arc::new(move |inputs| {
+                let sum = (&inputs[0] + &inputs[0])?;
+                assign(&to, &sum)?;
+                Ok(vec![sum.sqr()?])
+            });
+            let pool = CapturePool::take(&stream, work)?;
+            let (state, arguments) = (StateArguments::default(), [x.clone()]);
+            let pass = run(&stream, &pool, &function, &Rerun::new(&state, &arguments)?, &[])?;
+            assert_eq!(pass.graph.nodes()?.len(), 3, "{work:?}");
+            assert_eq!(kept.to_vec1::<f32>()?, expected, "{work:?}");
+        }
+        Ok(())
+    }
+}

@@ -1,9 +1,9 @@
 //! Collects the memory effects of this library's kernels from the operators' folders.
 
 use super::{
-    activation, advance, argmax, attention, cached_attention, cat, causal_attention, conv, double_conv, embedding,
-    error_totals, gemv, group_norm, heads, matmul, new_tokens, norm, one_query, pool, quantized, sample, softmax,
-    space_to_depth, upsample, write_rows,
+    activation, advance, argmax, attention, cached_attention, cat, causal_attention, conv, double_binary, double_conv,
+    embedding, error_totals, gemv, group_norm, heads, matmul, new_tokens, norm, one_query, pool, quantized, sample,
+    softmax, space_to_depth, upsample, write_rows,
 };
 use crate::cuda::kernels::effects::Effects;
 
@@ -17,6 +17,7 @@ pub(crate) const EFFECTS: &[&[Effects]] = &[
     cat::effects::EFFECTS,
     causal_attention::effects::EFFECTS,
     conv::effects::EFFECTS,
+    double_binary::effects::EFFECTS,
     double_conv::effects::EFFECTS,
     embedding::effects::EFFECTS,
     error_totals::effects::EFFECTS,

@@ -58,6 +58,8 @@ mod cat;
 mod causal_attention;
 mod conv;
 #[cfg(feature = "cuda")]
+mod double_binary;
+#[cfg(feature = "cuda")]
 mod double_conv;
 #[cfg(feature = "cuda")]
 pub(crate) mod effects;
@@ -95,6 +97,8 @@ pub(crate) use attention::{attention_in_f32, bias_of_mask, masked_attention};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
+#[cfg(feature = "cuda")]
+pub(crate) use double_binary::double_binary;
 #[cfg(feature = "cuda")]
 pub(crate) use double_conv::double_conv;
 pub use embedding::embedding;

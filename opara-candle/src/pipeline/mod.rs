@@ -90,6 +90,8 @@ fn stages(
     let recorded = record(function, inputs, arena, build)?;
     build.after(Stage::Record, Value::Trace(&recorded.trace))?;
 
+    let next = fusing.clone().filter(|_| build.options.stop_after != Some(Stage::Rewrite));
+    let rewriting = rewriting.map(|rewriting| Rewriting { fusing: next, ..rewriting });
     let mut rewritten = rewrite(recorded, rewriting, build)?;
     build.after(Stage::Rewrite, Value::Trace(&rewritten.trace))?;
 

@@ -4,6 +4,7 @@
 use candle::{Result, Tensor};
 use opara_plan::trace::Window;
 
+use super::elementwise::binary;
 #[cfg(feature = "cuda")]
 use crate::ops::double_conv;
 use crate::ops::{pad, Padding};
@@ -42,7 +43,7 @@ pub(super) fn convolution(x: &Tensor, weight: &Tensor, window: &Window, padding:
             let (_, _, h, w) = under.dims4()?;
             let weight = weight.get(row)?.get(column)?;
             let part = if (inner, out) == (1, groups) {
-                under.broadcast_mul(&weight.reshape((1, out, 1, 1))?)?
+                binary("mul", &under, &weight.reshape((1, out, 1, 1))?)?
             } else {
                 let weight = weight.reshape((1, groups, out / groups, inner))?;
                 let product = weight.broadcast_matmul(&under.reshape((batch, groups, inner, h * w))?)?;

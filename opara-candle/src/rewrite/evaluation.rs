@@ -13,7 +13,7 @@ use crate::ops::format::is_channels_last;
 pub(crate) enum Arithmetic {
     /// As the graph says, in the types that it says.
     Typed,
-    /// In one type, by candle's elementary operators, without the rounding in between.
+    /// In one type, by elementary operators, without the rounding in between.
     In(DType),
 }
 

@@ -8,6 +8,7 @@ pub(crate) mod accuracy;
 mod alone;
 mod by_elements;
 pub(crate) mod choice;
+mod elementwise;
 pub(crate) mod evaluate;
 mod evaluation;
 mod indexed;

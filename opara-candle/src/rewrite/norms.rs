@@ -3,6 +3,7 @@
 use candle::{bail, Result, Tensor, D};
 use opara_plan::rewrite::{Node, Operand, Value};
 
+use super::elementwise::binary;
 use super::evaluation::{lens, Arithmetic, Evaluation};
 use super::strided::shaped;
 use crate::ops::{self, Activation};
@@ -26,7 +27,13 @@ fn vector(of: &mut Evaluation, operand: &Operand, columns: u64) -> Result<Tensor
 
 fn normalised(x: &Tensor, epsilon: f32) -> Result<Tensor> {
     let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?;
-    x.broadcast_div(&scale)
+    binary("div", x, &scale)
+}
+
+/// `x * weight + bias`.
+fn scaled(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let product = binary("mul", x, weight)?;
+    bias.map_or(Ok(product.clone()), |bias| binary("add", &product, bias))
 }
 
 /// candle's layer norm.
@@ -36,8 +43,8 @@ pub(super) fn layer_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon
     if of.arithmetic == Arithmetic::Typed {
         return candle_nn::ops::layer_norm(&x, &weight, &bias, epsilon);
     }
-    let x = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
-    normalised(&x, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias)
+    let x = binary("sub", &x, &x.mean_keepdim(D::Minus1)?)?;
+    scaled(&normalised(&x, epsilon)?, &weight, Some(&bias))
 }
 
 /// candle's RMS norm.
@@ -47,7 +54,7 @@ pub(super) fn rms_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: 
     if of.arithmetic == Arithmetic::Typed {
         return candle_nn::ops::rms_norm(&x, &weight, epsilon);
     }
-    normalised(&x, epsilon)?.broadcast_mul(&weight)
+    scaled(&normalised(&x, epsilon)?, &weight, None)
 }
 
 /// A norm of rows by this library's operators: candle's layer norm loses digits where a row's mean is large.
@@ -95,14 +102,14 @@ pub(super) fn norm_of_sum(
     if is_rms {
         return match is_typed {
             true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
-            false => normalised(&(x + residual)?, epsilon)?.broadcast_mul(&weight),
+            false => scaled(&normalised(&(x + residual)?, epsilon)?, &weight, None),
         };
     }
     let bias = vector(of, &node.operands[3], columns)?;
     if !is_typed {
         let sum = (x + residual)?;
-        let sum = sum.broadcast_sub(&sum.mean_keepdim(D::Minus1)?)?;
-        return normalised(&sum, epsilon)?.broadcast_mul(&weight)?.broadcast_add(&bias);
+        let sum = binary("sub", &sum, &sum.mean_keepdim(D::Minus1)?)?;
+        return scaled(&normalised(&sum, epsilon)?, &weight, Some(&bias));
     }
     ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
 }

@@ -5,6 +5,7 @@ use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Va
 use opara_plan::trace::{Function, Window};
 
 use super::by_elements;
+use super::elementwise::{binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{index_select, masked_fill, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
@@ -167,48 +168,6 @@ fn filled(node: &Node, bits: u64, dtype: DType, device: &Device) -> Result<Tenso
         None if dtype == DType::U8 => Tensor::full(bits as u8, len, device),
         None if dtype == DType::U32 => Tensor::full(bits as u32, len, device),
         None => Tensor::full(bits as i64, len, device),
-    }
-}
-
-/// `f` of operands over one shape, in the order in which the channels of images lie.
-fn in_order(operands: &[Tensor], f: impl FnOnce(&[Tensor]) -> Result<Tensor>) -> Result<Tensor> {
-    if !operands.iter().any(is_channels_last) {
-        return f(operands);
-    }
-    let inside = operands.iter().map(|operand| operand.permute((0, 2, 3, 1))).collect::<Result<Vec<_>>>()?;
-    f(&inside)?.permute((0, 3, 1, 2))
-}
-
-fn unary(name: &str, x: &Tensor) -> Result<Tensor> {
-    match name {
-        "sqr" => x.sqr(),
-        "sqrt" => x.sqrt(),
-        "neg" => x.neg(),
-        "abs" => x.abs(),
-        "recip" => x.recip(),
-        "relu" => x.relu(),
-        "exp" => x.exp(),
-        "log" => x.log(),
-        "sin" => x.sin(),
-        "cos" => x.cos(),
-        "tanh" => x.tanh(),
-        "silu" => x.silu(),
-        "gelu_erf" => x.gelu_erf(),
-        "gelu" => x.gelu(),
-        "sigmoid" => candle_nn::ops::sigmoid(x),
-        _ => bail!("there is no operator for {name}"),
-    }
-}
-
-fn binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Tensor> {
-    match name {
-        "add" => x.broadcast_add(y),
-        "sub" => x.broadcast_sub(y),
-        "mul" => x.broadcast_mul(y),
-        "div" => x.broadcast_div(y),
-        "min" => x.broadcast_minimum(y),
-        "max" => x.broadcast_maximum(y),
-        _ => bail!("there is no operator for {name}"),
     }
 }
 

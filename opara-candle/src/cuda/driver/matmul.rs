@@ -22,3 +22,13 @@ pub(crate) struct Matmul {
     /// Applied to the result.
     pub activation: Activation,
 }
+
+impl Matmul {
+    /// Do tiles of the result keep a GPU of 132 processors busy several times over? Then how its inner dimension is split does not
+    /// matter, and a library's first algorithm is hardly slower than another one.
+    pub fn is_large(&self) -> bool {
+        const TILE: usize = 64;
+        const MANY: usize = 2048;
+        self.rows.div_ceil(TILE).saturating_mul(self.columns.div_ceil(TILE)) >= MANY
+    }
+}

@@ -35,7 +35,9 @@ pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNod
 pub(super) use cupti::{Activity, Watch};
 pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
-pub(super) use interpose::{is_interposed, outside_capture, position, Call, CapturePool, Placed, WrittenMemory};
+pub(super) use interpose::{
+    is_interposed, outside_capture, position, Call, CapturePool, CapturedWork, Placed, WrittenMemory,
+};
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;

@@ -207,8 +207,8 @@ impl Stream {
         })
     }
 
-    /// Captures what `f` launches from this thread on this stream. The capture is on a private stream; the work also
-    /// runs on this stream, like the work of other threads. Allocations of `f` come from `pool`.
+    /// Captures what `f` launches from this thread on this stream. The capture is on a private stream; if work of the pool
+    /// runs, it also runs on this stream, like the work of other threads. Allocations of `f` come from `pool`.
     ///
     /// # Errors
     /// [`Error::NotCapturable`] with the driver's or the module's reason, or [`Error::DrawsRandomNumbers`]. The stream

@@ -41,13 +41,7 @@ impl Capture {
     /// # Errors
     /// A failed driver call.
     pub fn fuse(&mut self, stream: &Stream, device: &Device, fusing: &Fusing) -> Result<Replaced> {
-        let known = self.fusible_launches();
-        let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
-        let fused_launch = |group: &FusionGroup| {
-            let members = group.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
-            FusedLaunch::new(&members, group)
-        };
-        let found: Vec<(FusionGroup, FusedLaunch)> = groups(&self.trace, fusible, MAX_OPS, fused_launch);
+        let found = self.fused_launches();
         if found.is_empty() {
             return Ok(Replaced::default());
         }
@@ -92,6 +86,22 @@ impl Capture {
             }
         }
         Ok(Replaced { launches: replaced, refused })
+    }
+
+    /// The kernels that [`Self::fuse`] needs.
+    pub fn fused_kernels(&self) -> Vec<KernelSource> {
+        self.fused_launches().into_iter().map(|(_, fused)| fused.kernel.source()).collect()
+    }
+
+    /// The fusion groups, each with the launch that replaces it.
+    fn fused_launches(&self) -> Vec<(FusionGroup, FusedLaunch)> {
+        let known = self.fusible_launches();
+        let fusible = known.iter().map(|known| known.as_ref().map(|known| &known.fusible)).collect();
+        let fused_launch = |group: &FusionGroup| {
+            let members = group.members.iter().map(|&op| known[op].as_ref()).collect::<Option<Vec<_>>>()?;
+            FusedLaunch::new(&members, group)
+        };
+        groups(&self.trace, fusible, MAX_OPS, fused_launch)
     }
 
     /// For each op, its description for fusion, if it can be a member of a group.

@@ -9,6 +9,10 @@ use crate::timing::wall_us;
 /// shortest sample counts: a slow host makes a sample longer, never shorter.
 const SAMPLES: [(usize, f64); 4] = [(1, 2.), (3, 1.3), (3, 1.3), (3, 1.)];
 
+/// The same where even the fastest one takes a millisecond, and far longer than the host needs to launch it: such runs differ less.
+const LONG_SAMPLES: [(usize, f64); 2] = [(1, 1.3), (1, 1.)];
+const MILLISECOND_US: f64 = 1_000.;
+
 /// A sample runs a candidate as often as fits into this time, and once at least: event times are precise to half a microsecond, so that
 /// long runs need no repetition.
 const LONG_US: f64 = 300.;
@@ -40,27 +44,56 @@ pub(super) fn fastest<W: Copy, R>(
         if run(implementation).map(drop).is_err() {
             continue;
         }
-        let (again, launch_us) = wall_us(|| run(implementation).map(drop));
-        if let (Ok(()), Ok(start), Ok(end)) = (again, stream.event(true), stream.event(true)) {
-            left.push(Candidate {
-                implementation,
-                factor,
-                weighted_us: f64::INFINITY,
-                launch_us,
-                events: [start, end],
-            });
+        let (Ok(start), Ok(end)) = (stream.event(true), stream.event(true)) else { continue };
+        let mut candidate =
+            Candidate { implementation, factor, weighted_us: f64::INFINITY, launch_us: 0., events: [start, end] };
+        if candidate.run(stream, run, 1) {
+            left.push(candidate);
         }
     }
-    let mut best = f64::INFINITY;
-    for (runs, slower) in SAMPLES {
+    // These follow no wait, so each has taken as long as the device or the host, whichever is slower.
+    left.iter_mut().for_each(|candidate| candidate.has_run(1));
+    let mut best = least(&left);
+    let is_long = best > MILLISECOND_US && left.iter().all(|candidate| best > 4. * candidate.launch_us);
+    match is_long {
+        true => left.retain(|candidate| candidate.weighted_us <= 2. * best),
+        false => left.iter_mut().for_each(|candidate| candidate.weighted_us = f64::INFINITY),
+    }
+    for &(runs, slower) in if is_long { &LONG_SAMPLES[..] } else { &SAMPLES } {
         if left.len() < 2 {
             break;
         }
         sample(device, stream, &mut left, run, runs.min((LONG_US / best) as usize).max(1));
-        best = left.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min);
+        best = least(&left);
         left.retain(|candidate| candidate.weighted_us.is_finite() && candidate.weighted_us <= slower * best);
     }
     left.first().map(|candidate| candidate.implementation)
+}
+
+/// The time of the fastest one.
+fn least<W>(candidates: &[Candidate<W>]) -> f64 {
+    candidates.iter().map(|candidate| candidate.weighted_us).fold(f64::INFINITY, f64::min)
+}
+
+impl<W: Copy> Candidate<W> {
+    /// Launches so many runs between the events. Whether that succeeded.
+    fn run<R>(&mut self, stream: &Stream, run: &mut impl FnMut(W) -> Result<R>, runs: usize) -> bool {
+        let [start, end] = &self.events;
+        let (is_launched, us) = wall_us(|| {
+            stream.record(start).is_ok()
+                && (0..runs).all(|_| run(self.implementation).is_ok())
+                && stream.record(end).is_ok()
+        });
+        self.launch_us = us / runs as f64;
+        is_launched
+    }
+
+    /// Waits for the runs that were launched last, and counts their time.
+    fn has_run(&mut self, runs: usize) {
+        let [start, end] = &self.events;
+        let weighted = |us: f64| self.weighted_us.min(us / runs as f64 * self.factor);
+        self.weighted_us = start.elapsed_us(end).map_or(f64::INFINITY, weighted);
+    }
 }
 
 /// Measures `runs` runs of each candidate, one candidate after the other. A candidate that fails takes infinitely long.
@@ -75,21 +108,13 @@ fn sample<W: Copy, R>(
         let (together, wait_us) = behind_one_wait(candidates, runs);
         let (some, rest) = candidates.split_at_mut(together);
         let waits = kernels::wait(device, wait_us as u64).is_ok();
-        let mut have_run = Vec::with_capacity(some.len());
-        for Candidate { implementation, launch_us, events: [start, end], .. } in some.iter_mut() {
-            let (has_run, us) = wall_us(|| {
-                stream.record(start).is_ok()
-                    && (0..runs).all(|_| run(*implementation).is_ok())
-                    && stream.record(end).is_ok()
-            });
-            *launch_us = us / runs as f64;
-            have_run.push(waits && has_run);
-        }
-        for (candidate, has_run) in some.iter_mut().zip(have_run) {
-            let [start, end] = &candidate.events;
-            let us = if has_run { start.elapsed_us(end).ok() } else { None };
-            let weighted = |us: f64| candidate.weighted_us.min(us / runs as f64 * candidate.factor);
-            candidate.weighted_us = us.map_or(f64::INFINITY, weighted);
+        let are_launched: Vec<bool> =
+            some.iter_mut().map(|candidate| candidate.run(stream, run, runs) && waits).collect();
+        for (candidate, is_launched) in some.iter_mut().zip(are_launched) {
+            match is_launched {
+                true => candidate.has_run(runs),
+                false => candidate.weighted_us = f64::INFINITY,
+            }
         }
         candidates = rest;
     }

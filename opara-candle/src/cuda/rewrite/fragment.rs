@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use candle::Tensor;
-use opara_plan::rewrite::Graph;
+use opara_plan::rewrite::{Graph, Input};
 
-use crate::arguments::{Rerun, StateArguments};
+use crate::arguments::{copy, Rerun, StateArguments};
 use crate::backend::Function;
 use crate::cuda::capture::{capture, Capture};
-use crate::cuda::driver::CapturePool;
+use crate::cuda::driver::{CapturePool, CapturedWork};
 use crate::cuda::target::Target;
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::trace::Role;
@@ -22,14 +22,17 @@ pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Res
     const ATTEMPTS: usize = 4;
     let of = graph.clone();
     let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed, Numbers::All));
-    let pools = [CapturePool::take(&target.stream)?, CapturePool::take(&target.stream)?];
+    // Operators keep no tensors of a pass, so nothing has to run.
+    let pool = || CapturePool::take(&target.stream, CapturedWork::IsRecorded);
+    let pools = [pool()?, pool()?];
     // A run keeps no state: all of its arguments are inputs.
     let stateless = StateArguments::default();
     let pass = |number: usize, on: &Rerun| {
         capture(&target.stream, &target.device, &pools[number % 2], &function, on, inputs.len())
     };
-    // No run has to restore them: `sound` refuses what writes to them.
-    let first = stateless.copies(inputs)?;
+    // Nothing runs, so nothing is written. Weights may take gigabytes; their second copies lie elsewhere than these.
+    let of_first = |(of, input): (&Input, &Tensor)| if of.is_constant { Ok(input.clone()) } else { copy(input) };
+    let first = graph.inputs.iter().zip(inputs).map(of_first).collect::<candle::Result<Vec<_>>>()?;
     let mut earlier = pass(0, &Rerun::new(&stateless, &first)?)?;
     let mut moved = Vec::new();
     loop {

@@ -33,6 +33,9 @@ impl choice::Implementation for Implementation {
 /// millisecond. Of 128 such convolutions 11 had their fastest one behind these, faster by 2 % on average (H100).
 const ALGORITHMS: usize = 6;
 
+/// So many for a large one: with these Stable Diffusion, ResNet-50 and ConvNeXt take as long at batch 8 as with six.
+const ALGORITHMS_OF_LARGE: usize = 2;
+
 /// The chosen implementation of each convolution. The flag: are the operands aligned for others than cuDNN?
 static IMPLEMENTATIONS: Choices<(Convolution, bool), Implementation> = Choices::new("convolution");
 
@@ -65,11 +68,13 @@ where
         let mut implementations: Vec<Implementation> =
             cudnn::algorithms::<T, C>(device, of)?.into_iter().map(Implementation::Cudnn).collect();
         if let Some(matmul) = &matmul {
-            let proposed = cublaslt::algorithms(device, matmul, ALGORITHMS)?;
+            let most = if matmul.is_large() { ALGORITHMS_OF_LARGE } else { ALGORITHMS };
+            let proposed = cublaslt::algorithms(device, matmul, most)?;
             implementations.extend(proposed.into_iter().map(Implementation::CublasLt));
         }
         if let Some(of) = of.of_windows().filter(|_| are_aligned) {
-            implementations.extend(tiles_for(device, &of)?.into_iter().map(Implementation::Ours));
+            let tiles = tiles_for(device, &of)?.into_iter().filter(|tile| tile.suits(&of));
+            implementations.extend(tiles.map(Implementation::Ours));
         }
         Ok(implementations.into_iter().map(|implementation| (implementation, 1.)).collect())
     };

@@ -42,6 +42,9 @@ const MARGIN: f64 = 0.25;
 /// 153 matmuls none had its fastest one behind these, with the margin that they need (H100).
 const ALGORITHMS: usize = 3;
 
+/// So many for a large one: of the second and third ones none is as much faster.
+const ALGORITHMS_OF_LARGE: usize = 1;
+
 /// The chosen implementation of each matmul.
 static IMPLEMENTATIONS: Choices<Matmul, Implementation> = Choices::new("matmul");
 
@@ -92,14 +95,14 @@ pub(super) fn linear(
         // If cuBLASLt cannot apply the epilogue, `finish` does. If it can, its plain product and `finish` are never the fastest.
         let is_one_call = whole != plain && cublaslt::knows(activation);
         let of = if is_one_call { whole } else { plain };
-        let proposed = cublaslt::algorithms(device, &of, ALGORITHMS)?.into_iter().enumerate();
+        let most = if of.is_large() { ALGORITHMS_OF_LARGE } else { ALGORITHMS };
+        let proposed = cublaslt::algorithms(device, &of, most)?.into_iter().enumerate();
         // The first algorithm is cuBLAS's own choice: it needs no margin if it saves the launch of the epilogue.
         let factor = |rank| if rank == 0 && is_one_call { 1. } else { 1. + MARGIN };
         implementations
             .extend(proposed.map(|(rank, algorithm)| (Implementation::CublasLt(of, algorithm), factor(rank))));
-        implementations.extend(
-            launch::tiles_for(device, &whole)?.into_iter().map(|tile| (Implementation::Ours(tile), 1. + MARGIN)),
-        );
+        let tiles = launch::tiles_for(device, &whole)?.into_iter().filter(|tile| tile.suits(&whole));
+        implementations.extend(tiles.map(|tile| (Implementation::Ours(tile), 1. + MARGIN)));
         Ok(implementations)
     };
     IMPLEMENTATIONS.run(device, whole, implementations, || Ok(Implementation::Candle), run).map(Some)

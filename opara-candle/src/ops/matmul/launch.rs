@@ -33,6 +33,11 @@ impl Tile {
         Self { warpgroups: 2, splits: 2 },
     ];
 
+    /// May it be the fastest one for a matmul? The inner dimension is split to have enough blocks.
+    pub fn suits(self, of: &Matmul) -> bool {
+        self.splits == 1 || !of.is_large()
+    }
+
     /// Rows of the output.
     fn rows(self) -> usize {
         64 * self.warpgroups
@@ -169,6 +174,21 @@ mod tests {
         }
         let half = Matmul { dtype: DType::F16, ..of };
         assert!(supported_tiles(&half, &capabilities("sm_90a", 90, 227 << 10)).is_empty());
+    }
+
+    #[test]
+    fn large_matmuls_are_not_split() {
+        let of = |rows: usize| Matmul {
+            dtype: DType::F32,
+            precision: ProductPrecision::High,
+            rows,
+            inner: 768,
+            columns: 512,
+            bias: true,
+            activation: Activation::None,
+        };
+        let suiting = |rows: usize| Tile::ALL.into_iter().filter(|tile| tile.suits(&of(rows))).count();
+        assert_eq!([255 * 64, 255 * 64 + 1, 256 * 64].map(suiting), [6, 2, 2]);
     }
 
     #[test]

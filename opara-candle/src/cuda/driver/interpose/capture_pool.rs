@@ -12,6 +12,16 @@ use crate::Result;
 pub(in crate::cuda) struct CapturePool {
     pool: Pool,
     stream: Stream,
+    work: CapturedWork,
+}
+
+/// What becomes of work that is captured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) enum CapturedWork {
+    /// It is recorded and runs, too: tensors that a module keeps hold what it computed.
+    Runs,
+    /// It is recorded only: nothing is in the memory that it writes.
+    IsRecorded,
 }
 
 #[derive(Clone, Copy)]
@@ -27,11 +37,11 @@ unsafe impl Send for Pool {}
 static FREE: Mutex<Vec<Pool>> = Mutex::new(Vec::new());
 
 impl CapturePool {
-    /// Takes a pool on the device of this stream.
+    /// Takes a pool on the device of this stream, for captures of such work.
     ///
     /// # Errors
     /// No memory left.
-    pub fn take(stream: &Stream) -> Result<Self> {
+    pub fn take(stream: &Stream, work: CapturedWork) -> Result<Self> {
         let device = stream.device();
         let mut free = FREE.lock();
         let found = free.iter().position(|pool| pool.device == device).map(|at| free.swap_remove(at));
@@ -40,12 +50,17 @@ impl CapturePool {
             Some(pool) => pool,
             None => Pool { device, raw: create(device)? },
         };
-        Ok(Self { pool, stream: stream.clone() })
+        Ok(Self { pool, stream: stream.clone(), work })
     }
 
     /// The pool.
     pub(in crate::cuda::driver) fn raw(&self) -> CUmemoryPool {
         self.pool.raw
+    }
+
+    /// Does work that is captured run, too?
+    pub(in crate::cuda::driver) fn runs(&self) -> bool {
+        self.work == CapturedWork::Runs
     }
 }
 

@@ -1,8 +1,8 @@
 //! cuDNN. Each handle belongs to one thread. While a thread captures, its handles are on the private stream.
 //!
 //! Some of cuDNN's kernels run on streams that belong to the handle. Once a call is captured, these streams belong to the capture until it
-//! ends, and the handle cannot run anything. So what is captured with the module's handle runs with a second one, which the private stream
-//! keeps.
+//! ends, and the handle cannot run anything. So what is captured with the module's handle runs, if it does, with a second one, which the
+//! private stream keeps.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -131,16 +131,16 @@ fn new_handle() -> cudnnHandle_t {
     null_mut()
 }
 
-/// Makes a call. On a capturing thread it is captured with `handle`, and runs with the capture's.
+/// Makes a call. On a capturing thread it is captured with `handle`, and runs with the capture's, if captured work runs.
 fn made(
     describe: impl FnOnce() -> Call,
     handle: cudnnHandle_t,
     call: impl Fn(cudnnHandle_t) -> cudnnStatus_t,
 ) -> cudnnStatus_t {
+    if private_stream_for(stream_of(handle).cast()).is_none() {
+        return cudnnStatus_t::REFUSED;
+    }
     let beside = || {
-        if private_stream_for(stream_of(handle).cast()).is_none() {
-            return cudnnStatus_t::REFUSED;
-        }
         let found = thread_capture::with(|capture| {
             if capture.dnn.is_null() {
                 capture.dnn = new_handle().cast();

@@ -2,11 +2,11 @@
 //! work are defined here under their own names.
 //!
 //! The linker resolves calls from Rust and from static C++ libraries to these definitions, which pass them on to the library. On a
-//! thread that does not capture, a call costs one additional read of a thread-local. On a capturing thread each call is made twice
-//! ([`thread_capture`]): on a private stream, which is captured, and on the device's stream, where the work runs. So a captured
-//! module also does everything that an eager pass does; a table that it shares with other threads, for example, has its values.
-//! No other thread can reach the private stream. A capture therefore contains the launches of its own thread only, and other threads
-//! do not wait for it. The exception is in [`gate`]: the driver aborts every capture when a thread waits for the whole device.
+//! thread that does not capture, a call costs one additional read of a thread-local. On a capturing thread each call is made on a private
+//! stream, which is captured ([`thread_capture`]), and, if it is a module that is captured, once more on the device's stream, where it runs.
+//! So a captured module also does everything that an eager pass does; a table that it shares with other threads, for example, has its
+//! values. No other thread can reach the private stream. A capture therefore contains the launches of its own thread only, and other
+//! threads do not wait for it. The exception is in [`gate`]: the driver aborts every capture when a thread waits for the whole device.
 //!
 //! The same functions record: the bytes of uploads; for each library call its nodes in the graph and its operands; allocations and
 //! frees; and writes of a forward pass to memory that is older than the pass ([`written_memory`]).
@@ -45,7 +45,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use cudarc::driver::sys::CUstream;
 
-pub(in crate::cuda) use self::capture_pool::CapturePool;
+pub(in crate::cuda) use self::capture_pool::{CapturePool, CapturedWork};
 pub(in crate::cuda) use self::driver::is_interposed;
 pub(crate) use self::handover::Handover;
 pub(super) use self::library_call::LibraryCall;

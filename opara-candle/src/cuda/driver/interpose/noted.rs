@@ -4,9 +4,9 @@ use super::library_call::{Call, LibraryCall};
 use super::status::Status;
 use super::{thread_capture, written_memory};
 
-/// Makes a library call. On a capturing thread it is made twice, once captured and recorded, once to run. On a thread whose writes
-/// are watched, the memory that it writes is saved before; if there is no memory for that, the call is refused. `describe` is
-/// called only on such threads.
+/// Makes a library call. On a capturing thread it is captured and recorded, and made once more if what is captured runs. On a thread
+/// whose writes are watched, the memory that it writes is saved before; if there is no memory for that, the call is refused. `describe`
+/// is called only on such threads.
 pub(super) fn noted<T: Status>(describe: impl FnOnce() -> Call, run: impl Fn() -> T) -> T {
     noted_beside(describe, &run, || thread_capture::outside(&run))
 }
@@ -39,7 +39,7 @@ pub(super) fn noted_beside<T: Status>(
         });
         status
     };
-    let runs = thread_capture::with(|capture| capture.runs()).unwrap_or(false);
+    let runs = thread_capture::with(|capture| capture.runs).unwrap_or(false);
     if status == T::SUCCESS && runs {
         beside()
     } else {

@@ -38,8 +38,10 @@ pub(in crate::cuda::driver) struct ThreadCapture {
     pub refused: Option<Error>,
     /// The module's allocations and frees, in order. Other allocations of the graph are a library's.
     pub memory: Vec<MemoryEvent>,
-    /// The pool that allocates them. Without a pool, captured work does not run.
+    /// The pool that allocates them, if anything may be allocated.
     pool: Option<CUmemoryPool>,
+    /// Does captured work run, too?
+    pub runs: bool,
     /// Addresses of the allocations of this capture that are not freed yet.
     live: HashSet<CUdeviceptr>,
     /// Number of frees of older allocations.
@@ -93,8 +95,8 @@ pub(super) fn with<T>(f: impl FnOnce(&mut ThreadCapture) -> T) -> Option<T> {
     Some(f(unsafe { &mut *current }))
 }
 
-/// Runs `f`. Calls of this thread on the stream `device` are captured on the stream `private`. With a pool they also run on `device`,
-/// with memory of the pool.
+/// Runs `f`. Calls of this thread on the stream `device` are captured on the stream `private`, with memory of the pool. If work of that
+/// runs, they also run on `device`.
 pub(in crate::cuda::driver) fn capture<T>(
     device: CUstream,
     private: &mut PrivateStream,
@@ -112,6 +114,7 @@ pub(in crate::cuda::driver) fn capture<T>(
         refused: None,
         memory: Vec::new(),
         pool: pool.map(CapturePool::raw),
+        runs: pool.is_some_and(CapturePool::runs),
         live: HashSet::new(),
         dropped: 0,
         library_calls: Vec::new(),
@@ -164,11 +167,6 @@ impl ThreadCapture {
     #[cfg(feature = "cudnn")]
     pub fn device(&self) -> CUstream {
         self.device
-    }
-
-    /// Does captured work also run?
-    pub fn runs(&self) -> bool {
-        self.pool.is_some()
     }
 
     /// Allocates for a call on this stream.
@@ -228,14 +226,14 @@ impl ThreadCapture {
     }
 }
 
-/// Makes a call that enqueues work on a stream. A capturing thread makes it twice: on the private stream, where it is recorded, and on
-/// the given stream, where it runs.
+/// Makes a call that enqueues work on a stream. A capturing thread makes it on the private stream, where it is recorded, and, if captured
+/// work runs, on the given stream, too.
 pub(super) fn enqueue<T: Status>(stream: *mut c_void, call: impl Fn(Enqueue) -> T) -> T {
     let captured = with(|capture| {
         let in_call = if capture.accepts(stream.cast()) { capture.ongoing.call() } else { None };
         let private = Enqueue { stream: capture.private.cast(), is_captured: true };
         let status = in_call.map_or(T::REFUSED, |_in_call| call(private));
-        (status, capture.runs().then_some(capture.device.cast()))
+        (status, capture.runs.then_some(capture.device.cast()))
     });
     let runs_on = |stream: *mut c_void| {
         let status = call(Enqueue { stream, is_captured: false });

@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::fmt::Write;
+use std::num::NonZero;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, LazyLock, Weak};
+use std::thread::Builder;
 
 use candle::CudaDevice;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use rayon::prelude::*;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::capabilities::Target;
@@ -29,11 +31,12 @@ type Key = (String, &'static str, String);
 pub(in crate::cuda) type Attempt = std::result::Result<Compiled, String>;
 
 /// The most modules that are compiled side by side. Each compiles the common header first, which NVRTC does for one module at a time
-/// (50 ms): 8 kernels take 0.16 s as one module and 0.37 s as 8, 45 kernels 0.63, 0.38 and 0.53 s as 1, 4 and 8 (NVRTC 13.0, 16 cores).
-const MODULES: usize = 4;
+/// (50 to 80 ms); the driver keeps what comes behind that on disk. 42 kernels take 0.66, 0.54, 0.57 and 0.61 s as 1, 2, 3 and 4 modules,
+/// and 0.10, 0.18, 0.24 and 0.31 s where another process has compiled them (NVRTC 13.0, 16 cores).
+const MODULES: usize = 2;
 
 /// The most kernels of a module, until there are [`MODULES`].
-const KERNELS: usize = 12;
+const KERNELS: usize = 24;
 
 /// Compiled kernels in memory.
 static COMPILED: LazyLock<Mutex<Memory>> = LazyLock::new(Mutex::default);
@@ -47,8 +50,9 @@ struct Memory {
 }
 
 impl Memory {
-    /// Maximum bytes of the latest modules; a single module may be larger.
-    const LIMIT: usize = 1 << 20;
+    /// Maximum bytes of the latest modules; a single module may be larger. Kernels that are compiled ahead wait here for those who
+    /// load them.
+    const LIMIT: usize = 4 << 20;
 
     fn get(&self, key: &Key) -> Option<Compiled> {
         let (name, module) = self.known.get(key)?;
@@ -72,7 +76,7 @@ impl Memory {
     }
 }
 
-/// Compiles kernels on top of `chain.cuh` for the device, on several threads of the pool. If there is a folder, compiled
+/// Compiles kernels on top of `chain.cuh` for the device, on several threads. If there is a folder, compiled
 /// code is stored there for the next start. A kernel is a name, to which a hash is appended, and code, in which it is
 /// called `KERNEL`.
 ///
@@ -143,11 +147,12 @@ pub(in crate::cuda) fn compile_for<'a>(
     let mut missing: Vec<&Key> = keys.iter().filter(|key| !attempts.contains_key(*key)).collect();
     missing.sort_unstable();
     missing.dedup();
-    let modules = missing.len().div_ceil(KERNELS).min(MODULES).min(rayon::current_num_threads());
-    let kernels_per_module = missing.len().div_ceil(modules.max(1)).max(1);
-    let new =
-        missing.par_chunks(kernels_per_module).flat_map_iter(|kernels| compile_modules(architecture, kernels, folder));
-    let new: Vec<(&Key, Attempt)> = new.collect();
+    let modules = missing.len().div_ceil(KERNELS).min(MODULES).min(threads());
+    // In turn: kernels with similar names take similar time.
+    let of_module = |module: usize| missing.iter().copied().skip(module).step_by(modules).collect::<Vec<_>>();
+    let of_modules: Vec<Vec<&Key>> = (0..modules).map(of_module).collect();
+    let of_modules: Vec<&[&Key]> = of_modules.iter().map(Vec::as_slice).collect();
+    let new = side_by_side(&of_modules, |kernels| compile_modules(architecture, kernels, folder));
     let mut compiled = COMPILED.lock();
     for (key, attempt) in new {
         if let Ok(kernel) = &attempt {
@@ -159,13 +164,44 @@ pub(in crate::cuda) fn compile_for<'a>(
     keys.iter().map(|key| attempts[key].clone()).collect()
 }
 
-/// Compiles kernels as one module. If the compiler refuses that, compiles each by itself, so that one bad kernel does
+/// The threads that may compile at a time.
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+/// The results of a function, in order, the last one on this thread and the others on one each. They are no pool's: all threads of that
+/// may wait for who compiles here.
+fn side_by_side<T: Copy + Send, R: Send>(of: &[T], f: impl Fn(T) -> Vec<R> + Sync) -> Vec<R> {
+    let Some((&last, others)) = of.split_last() else { return Vec::new() };
+    // Warnings go to the caller's subscriber.
+    let dispatch = tracing::dispatcher::get_default(Clone::clone);
+    let (f, dispatch) = (&f, &dispatch);
+    std::thread::scope(|scope| {
+        let start = |&of: &T| {
+            let work = move || tracing::dispatcher::with_default(dispatch, || f(of));
+            (of, Builder::new().name("opara compiler".into()).spawn_scoped(scope, work))
+        };
+        let started: Vec<_> = others.iter().map(start).collect();
+        let of_last = f(last);
+        let results = started.into_iter().flat_map(|(of, thread)| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            // The system starts no more threads.
+            Err(_) => f(of),
+        });
+        results.chain(of_last).collect()
+    })
+}
+
+/// Compiles kernels as one module. If the compiler refuses that, compiles each half by itself, so that one bad kernel does
 /// not affect the others.
 fn compile_modules<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&Path>) -> Vec<(&'a Key, Attempt)> {
     match (module(architecture, kernels, folder), kernels) {
         (Ok(compiled), _) => kernels.iter().copied().zip(compiled.into_iter().map(Ok)).collect(),
         (Err(refused), [key]) => vec![(key, Err(refused))],
-        (Err(_), _) => kernels.par_iter().flat_map_iter(|&key| compile_modules(architecture, &[key], folder)).collect(),
+        (Err(_), _) => {
+            let (first, second) = kernels.split_at(kernels.len() / 2);
+            side_by_side(&[first, second], |half| compile_modules(architecture, half, folder))
+        }
     }
 }
 
@@ -195,8 +231,10 @@ fn assembled(architecture: &str, source: &str, folder: Option<&Path>) -> std::re
         return Ok(code);
     }
     if nvrtc.version().0 >= 13 {
-        // The kernels of a module are optimised by several threads, which changes no code. NVRTC 12.4 takes the option and complains.
-        options.push(format!("--split-compile={}", rayon::current_num_threads().div_ceil(MODULES)));
+        // What follows changes no code. NVRTC 12.4 takes the second option and complains. Textures and the like are not declared, and the
+        // kernels of a module are optimised by several threads.
+        options.push("--minimal".into());
+        options.push(format!("--split-compile={}", threads().div_ceil(MODULES)));
     }
     let refused = |message| format!("a kernel could not be compiled for {architecture}: {message}");
     let code = nvrtc.code(source, &options).map_err(refused)?;
@@ -287,6 +325,18 @@ mod tests {
         assert!(names[0].is_some() && names[1].is_none() && names[2].is_some() && names[0] == names[3], "{names:?}");
         let message = attempts[1].as_ref().err().unwrap();
         assert!(message.contains("could not be compiled for sm_86") && message.contains("nonsense"), "{message}");
+    }
+
+    #[test]
+    fn results_come_in_order_and_panics_reach_the_caller() {
+        let tens = |of: usize| (0..of).map(|at| 10 * of + at).collect::<Vec<_>>();
+        assert_eq!(side_by_side(&[3, 0, 2], tens), [30, 31, 32, 20, 21]);
+        assert!(side_by_side(&[], tens).is_empty());
+        let panics = |of: usize| if of == 3 { panic!("three") } else { vec![of] };
+        for of in [[3, 1], [1, 3]] {
+            let panic = std::panic::catch_unwind(|| side_by_side(&of, panics)).unwrap_err();
+            assert_eq!(panic.downcast_ref(), Some(&"three"));
+        }
     }
 
     fn of_bytes(name: &str, bytes: usize) -> (Key, Compiled) {

@@ -1,0 +1,164 @@
+//! Sums, differences, products and quotients in f64 on a GPU, of operands that broadcast: candle's kernels take several times as long as
+//! memory does, since they find each element by divisions.
+
+pub(in crate::ops) mod effects;
+mod launch;
+
+use candle::cuda_backend::CudaDType;
+use candle::{DType, Result, Tensor};
+use cudarc::driver::DeviceRepr;
+
+use crate::cuda::operator::{launched, with_elements, Call, Kernel};
+
+/// `x + y`, or what else has this name: `add`, `sub`, `mul` or `div`. `None` if no kernel supports that name or the operands.
+///
+/// # Errors
+/// Shapes that do not go together, and a failed launch.
+pub(crate) fn double_binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Option<Tensor>> {
+    let operation = match name {
+        "add" => "opara_double_add_f64",
+        "sub" => "opara_double_sub_f64",
+        "mul" => "opara_double_mul_f64",
+        "div" => "opara_double_div_f64",
+        _ => return Ok(None),
+    };
+    let are_known = [x, y].iter().all(|operand| operand.dtype() == DType::F64 && operand.device().is_cuda());
+    if !are_known || !x.device().same_device(y.device()) {
+        return Ok(None);
+    }
+    let shape = x.shape().broadcast_shape_binary_op(y.shape(), "double_binary")?;
+    let (x, y) = (x.broadcast_as(&shape)?, y.broadcast_as(&shape)?);
+    let Some(rows) = Rows::of(shape.dims(), [x.stride(), y.stride()]) else { return Ok(None) };
+    launched(DoubleBinary { operation, rows, y }, &x, shape).map(Some)
+}
+
+/// Rows of two operands and their result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Rows {
+    /// The rows have three dimensions; the last length is that of a row.
+    dims: [usize; 4],
+    /// Elements from one of a dimension to the next, of `x` and of `y`.
+    strides: [[usize; 4]; 2],
+}
+
+impl Rows {
+    /// `None` if there are more dimensions, rows are too short for a block each, or elements do not lie beside each other in them.
+    fn of(dims: &[usize], strides: [&[usize]; 2]) -> Option<Self> {
+        const SHORT: usize = 64;
+        let mut merged: Vec<(usize, [usize; 2])> = Vec::new();
+        for (at, &dim) in dims.iter().enumerate().filter(|(_, &dim)| dim != 1) {
+            let steps = strides.map(|of| of[at]);
+            match merged.last_mut() {
+                Some((above, of_above)) if (0..2).all(|of| of_above[of] == steps[of] * dim) => {
+                    (*above, *of_above) = (*above * dim, steps);
+                }
+                _ => merged.push((dim, steps)),
+            }
+        }
+        let (columns, steps) = *merged.last()?;
+        let are_rows = columns >= SHORT && steps.iter().all(|step| *step <= 1);
+        let missing = 4usize.checked_sub(merged.len()).filter(|_| are_rows)?;
+        let all: Vec<_> = std::iter::repeat_n((1, [0, 0]), missing).chain(merged).collect();
+        let dim = |at: usize| all[at].0;
+        let of = |operand: usize| [0, 1, 2, 3].map(|at| all[at].1[operand]);
+        let rows = Self { dims: [0, 1, 2, 3].map(dim), strides: [of(0), of(1)] };
+        rows.blocks().map(|_| rows)
+    }
+
+    /// Elements of the result.
+    fn elements(&self) -> usize {
+        self.dims.iter().product()
+    }
+
+    /// Blocks of the grid, if they can be counted and a row's elements fit into 31 bits.
+    fn blocks(&self) -> Option<usize> {
+        let [outer, middle, inner, columns] = self.dims;
+        let parts = columns.div_ceil(launch::ELEMENTS);
+        let blocks = [outer, middle, inner].into_iter().try_fold(parts, usize::checked_mul);
+        blocks.filter(|&blocks| blocks > 0 && blocks <= i32::MAX as usize && columns <= i32::MAX as usize)
+    }
+
+    /// How many elements an operand needs.
+    fn needed(&self, operand: usize) -> usize {
+        self.dims.iter().zip(self.strides[operand]).map(|(dim, stride)| (dim - 1) * stride).sum::<usize>() + 1
+    }
+}
+
+struct DoubleBinary {
+    /// The kernel's name.
+    operation: &'static str,
+    rows: Rows,
+    y: Tensor,
+}
+
+impl Kernel for DoubleBinary {
+    const NAME: &'static str = "double_binary";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y: out, .. }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.y)], |[y]| {
+            let Some(y) = y else { candle::bail!("there is no second operand") };
+            launch::double_binary(device, self.operation, &self.rows, [&x, &y], out)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_device::gpu;
+
+    /// Needs a GPU; skips without one.
+    #[test]
+    fn candles_bits() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        let numbers = |dims: &[usize]| Tensor::randn(0f64, 1., dims, &device);
+        let image = numbers(&[3, 4, 5, 70])?;
+        let operands = [
+            (image.clone(), numbers(&[1, 4, 1, 1])?),
+            (numbers(&[1, 4, 1, 1])?, image.clone()),
+            (image.clone(), numbers(&[70])?),
+            (image.narrow(0, 1, 2)?, numbers(&[2, 1, 5, 70])?),
+            (image.permute((1, 0, 2, 3))?, numbers(&[4, 3, 1, 1])?),
+            (numbers(&[7, 1, 2100])?, numbers(&[7, 3, 1])?),
+            (image.clone(), numbers(&[9, 1])?.narrow(0, 4, 5)?),
+            (image.clone(), image.clone()),
+            (numbers(&[64])?, numbers(&[64])?),
+        ];
+        for (x, y) in operands {
+            let of = |name| Ok::<_, candle::Error>(double_binary(name, &x, &y)?.expect("rows of many elements"));
+            for (got, expected) in [
+                (of("add")?, x.broadcast_add(&y)?),
+                (of("sub")?, x.broadcast_sub(&y)?),
+                (of("mul")?, x.broadcast_mul(&y)?),
+                (of("div")?, x.broadcast_div(&y)?),
+            ] {
+                assert_eq!(got.dims(), expected.dims());
+                let [got, expected] = [got, expected].map(|t| t.flatten_all()?.to_vec1::<f64>());
+                assert_eq!(got?, expected?, "{:?} and {:?}", x.layout(), y.layout());
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn dimensions_that_go_together_are_one() {
+        let rows = Rows::of(&[8, 320, 64, 64], [&[320 * 4096, 4096, 64, 1], &[0, 1, 0, 0]]);
+        let expected = Rows { dims: [1, 8, 320, 4096], strides: [[0, 320 * 4096, 4096, 1], [0, 0, 1, 0]] };
+        assert_eq!(rows, Some(expected));
+        assert_eq!(
+            (expected.elements(), expected.needed(0), expected.needed(1)),
+            (8 * 320 * 4096, 8 * 320 * 4096, 320)
+        );
+    }
+
+    #[test]
+    fn what_has_no_long_rows_is_left() {
+        assert_eq!(Rows::of(&[8, 32], [&[32, 1], &[0, 1]]), None, "short");
+        assert_eq!(Rows::of(&[100, 100], [&[1, 100], &[100, 1]]), None, "transposed");
+        assert_eq!(Rows::of(&[2, 2, 2, 2, 64], [&[1024, 512, 256, 128, 1], &[0, 1, 0, 1, 0]]), None, "more dimensions");
+        let many = [1 << 16, 1 << 16, 64];
+        assert_eq!(Rows::of(&many, [&[1 << 22, 64, 1], &[0, 1, 0]]), None, "more rows than blocks");
+        assert_eq!(Rows::of(&[], [&[], &[]]), None, "one number");
+        assert_eq!(Rows::of(&[0, 64], [&[64, 1], &[0, 1]]), None, "nothing");
+    }
+}
