@@ -131,8 +131,8 @@ fn all_rayon_threads_may_build() -> anyhow::Result<()> {
             let apart = (executor.forward(&x)?.to_dtype(DType::F32)? - &expected)?.abs()?.max_all()?;
             ensure!(apart.to_scalar::<f32>()? < 0.02, "{apart}");
         }
-        let report = executors[0].report();
-        ensure!(!report.rewrites.is_empty() && report.fused > 0, "nothing was compiled ahead: {report}");
+        let is_compiled_ahead = |fast: &OparaExecutor| fast.report().build_ms.contains_key("rewrite compile");
+        ensure!(executors.iter().all(is_compiled_ahead), "{}", executors[0].report());
         Ok(())
     })
 }

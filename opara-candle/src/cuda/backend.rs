@@ -29,6 +29,7 @@ impl Program for CudaProgram {
             let CudaProgram { capture, stream, device, .. } = &mut *program;
             let Replaced { launches: replaced, refused } = capture.fuse(stream, device, &fusing)?;
             let trace = capture.trace.clone().into();
+            program.compiled.clear();
             Ok(FusedProgram { trace, replaced, notes: refused_note(&refused).into_iter().collect(), program })
         })
     }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use super::arena::Arena;
 use super::capture::Capture;
+use super::driver::kernels::Compiled;
 use super::driver::{
     Executable, GraphBuilder, LaunchNode, MemoryBlock, Relocation, Stream, WatchedMemory, WrittenMemory,
 };
@@ -32,6 +33,8 @@ pub(super) struct CudaProgram {
     pub workspaces: Arc<Arena>,
     /// The module's state on the device from before building. `None` after building.
     pub state: Arc<Mutex<Option<WrittenMemory>>>,
+    /// Kernels that were compiled ahead, for fusion to find.
+    pub compiled: Vec<Compiled>,
 }
 
 /// Bytes of a fill that delays a launch: some 15 microseconds, longer than most kernels.
@@ -44,9 +47,9 @@ fn is_delayed(seed: u64, op: OpId) -> bool {
 }
 
 impl CudaProgram {
-    /// The same recording once more, with the same arenas and the same state of the module.
+    /// The same recording once more, with the same arenas and the same state of the module. Nothing is compiled for it.
     pub fn twin(&self) -> Self {
-        let Self { capture, external, stream, device, function, arena, workspaces, state } = self;
+        let Self { capture, external, stream, device, function, arena, workspaces, state, .. } = self;
         Self {
             capture: capture.twin(),
             external: external.twin(&capture.external_addresses()),
@@ -56,6 +59,7 @@ impl CudaProgram {
             arena: arena.clone(),
             workspaces: workspaces.clone(),
             state: state.clone(),
+            compiled: Vec::new(),
         }
     }
 

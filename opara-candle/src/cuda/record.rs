@@ -40,7 +40,8 @@ pub(crate) fn record(
         let trace = capture.trace.clone().into();
         let Target { device, stream } = target;
         let workspaces = Arena::of_workspaces(&stream);
-        let program = CudaProgram { capture, external, stream, device, function, arena, workspaces, state };
+        let program =
+            CudaProgram { compiled: Vec::new(), capture, external, stream, device, function, arena, workspaces, state };
         Ok(Recording { trace, notes, examples, program: Box::new(program), unfinished_us })
     })
 }

@@ -8,6 +8,7 @@ use candle::Device;
 
 use super::compile::{capability, compile, compile_nothing};
 use super::fused::KernelSource;
+use super::module::Compiled;
 
 /// Has the compiler been loaded ahead in this process?
 static IS_LOADED: AtomicBool = AtomicBool::new(false);
@@ -15,31 +16,44 @@ static IS_LOADED: AtomicBool = AtomicBool::new(false);
 /// A thread that compiles. It ends when this is dropped at the latest.
 ///
 /// Whatever fails there fails again, and is reported, where a kernel is compiled.
-pub(crate) struct CompilerAhead(Option<JoinHandle<()>>);
+pub(crate) struct CompilerAhead(Option<JoinHandle<Vec<Compiled>>>);
 
 impl CompilerAhead {
     /// Starts the first compilation of a process for a device, if that was not started before.
     pub fn start(device: &Device) -> Self {
         let capability = device.as_cuda_device().ok().and_then(|device| capability(device).ok());
         let capability = capability.filter(|_| !IS_LOADED.swap(true, Relaxed));
-        Self(capability.and_then(|capability| thread(move || compile_nothing(capability))))
+        let load = |capability| {
+            thread(move || {
+                compile_nothing(capability);
+                Vec::new()
+            })
+        };
+        Self(capability.and_then(load))
     }
 
-    /// Starts to compile kernels, if there are any, which the next one who needs them finds compiled.
+    /// Starts to compile kernels, if there are any.
     pub(in crate::cuda) fn of(device: &Device, kernels: Vec<KernelSource>, folder: Option<PathBuf>) -> Option<Self> {
         let device = device.as_cuda_device().ok().filter(|_| !kernels.is_empty())?.clone();
         let work = move || {
             let kernels = kernels.iter().map(|kernel| (kernel.name, kernel.code.as_str()));
-            if let Err(error) = compile(&device, kernels, folder.as_deref()) {
+            let compiled = compile(&device, kernels, folder.as_deref()).inspect_err(|error| {
                 tracing::debug!(%error, "nothing was compiled ahead");
-            }
+            });
+            compiled.into_iter().flatten().flatten().collect()
         };
         thread(work).map(|thread| Self(Some(thread)))
+    }
+
+    /// Waits for the kernels. Who compiles the same ones finds them as long as these are kept.
+    pub(in crate::cuda) fn finish(mut self) -> Vec<Compiled> {
+        // A panic of the thread was reported, and nothing depends on it.
+        self.0.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 }
 
 /// A thread for a compiler, if the system starts one. Warnings go to the caller's subscriber.
-fn thread(work: impl FnOnce() + Send + 'static) -> Option<JoinHandle<()>> {
+fn thread(work: impl FnOnce() -> Vec<Compiled> + Send + 'static) -> Option<JoinHandle<Vec<Compiled>>> {
     let dispatch = tracing::dispatcher::get_default(Clone::clone);
     let work = move || tracing::dispatcher::with_default(&dispatch, work);
     Builder::new().name("opara compiler".into()).spawn(work).ok()

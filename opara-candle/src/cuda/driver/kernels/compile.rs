@@ -50,9 +50,8 @@ struct Memory {
 }
 
 impl Memory {
-    /// Maximum bytes of the latest modules; a single module may be larger. Kernels that are compiled ahead wait here for those who
-    /// load them.
-    const LIMIT: usize = 4 << 20;
+    /// Maximum bytes of the latest modules; a single module may be larger.
+    const LIMIT: usize = 1 << 20;
 
     fn get(&self, key: &Key) -> Option<Compiled> {
         let (name, module) = self.known.get(key)?;

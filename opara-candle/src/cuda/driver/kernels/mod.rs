@@ -18,6 +18,7 @@ use cudarc::driver::{
 
 pub(crate) use self::ahead::CompilerAhead;
 pub(crate) use self::capabilities::Capabilities;
+pub(in crate::cuda) use self::module::Compiled;
 pub(in crate::cuda) use self::only_kernel::only_kernel;
 pub(in crate::cuda) use self::store::store;
 pub(crate) use self::store::Word;
