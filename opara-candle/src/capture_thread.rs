@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
+use crate::subscriber::inherited;
 use crate::{choice_folder, Error, Result};
 
 type Job = Box<dyn FnOnce() + Send>;
@@ -67,10 +68,8 @@ impl CaptureThread {
     /// Errors of `job`, and [`Error::Panicked`] if it panics.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let (sender, result) = channel();
-        // Warnings and spans go to the caller's subscriber.
-        let dispatch = tracing::dispatcher::get_default(Clone::clone);
-        let folder = choice_folder::current();
-        let job = move || choice_folder::within(folder, || tracing::dispatcher::with_default(&dispatch, job));
+        let (job, folder) = (inherited(job), choice_folder::current());
+        let job = move || choice_folder::within(folder, job);
         self.post(move || drop(sender.send(caught(job))));
         result.recv().unwrap_or_else(|_| unreachable!("a job that panics is caught, and the thread never ends"))
     }

@@ -3,7 +3,7 @@
 use crate::backend::Replay;
 use crate::measure::Replays;
 use crate::schedule::{Problem, Schedule};
-use crate::timing::{wall_us, Latency};
+use crate::timing::{keeps_busy, wall_us, Latency};
 use crate::tune::challengers::challengers;
 use crate::tune::Contestant;
 use crate::{Error, Result};
@@ -31,10 +31,9 @@ const TRIED_US: f64 = 100_000.;
 /// A replay that takes longer is compared with each challenger once: it differs less from run to run.
 const LONG_US: f64 = 5_000.;
 
-/// A replay that takes longer, and as long for a launch, is not compared: its kernels fill the device, so their order matters little, and
-/// each comparison takes a few replays.
+/// A replay that takes longer, and keeps the device busy, is not compared: the order of such kernels matters little, and each comparison
+/// takes a few replays.
 const LONGEST_US: f64 = 40_000.;
-const LONGEST_US_A_LAUNCH: f64 = 20.;
 
 /// The fastest challenger, if it beats the plan's own schedule by more than the noise. The base of the bench replays the
 /// plan's own schedule. A plan that has to be faster than `rival_us` microseconds has none if no schedule makes it so.
@@ -53,9 +52,9 @@ pub(crate) fn faster(
         // The first replay is slower, which counts if another plan is as fast.
         us = us.and_then(|_| bench.lap(bench.base, 0));
     }
-    let fills = |us: f64| us > LONGEST_US && us > LONGEST_US_A_LAUNCH * problem.graph.len() as f64;
+    let is_longest = |us: f64| us > LONGEST_US && keeps_busy(us, problem.graph.len());
     let is_lost = |us: f64| rival_us.is_some_and(|rival_us| us > LARGEST_GAIN_OF_SCHEDULES * rival_us);
-    let Some(mut fastest_us) = unless_lost(us, policy)?.filter(|&us| !fills(us) && !is_lost(us)) else {
+    let Some(mut fastest_us) = unless_lost(us, policy)?.filter(|&us| !is_longest(us) && !is_lost(us)) else {
         return Ok(None);
     };
     let (mut best, mut spent): (Option<Contestant<Box<dyn Replay>>>, f64) = (None, 0.);
@@ -65,11 +64,13 @@ pub(crate) fn faster(
             break;
         }
         let fastest = best.as_ref().map_or(bench.base, |best| &*best.runner);
-        let (measured, us) = wall_us(|| against(bench, (fastest, fastest_us), name.clone(), schedule));
-        spent += us;
+        let (measured, took_us) = wall_us(|| against(bench, (fastest, fastest_us), name.clone(), schedule));
+        spent += took_us;
         let Some((challenger, us)) = unless_lost(measured, &name)? else { continue };
-        let is_faster = challenger.median() < us * (1. - REQUIRED_GAIN);
-        (fastest_us, best) = if is_faster { (challenger.median(), Some(challenger)) } else { (us, best) };
+        fastest_us = us;
+        if challenger.median() < us * (1. - REQUIRED_GAIN) {
+            (fastest_us, best) = (challenger.median(), Some(challenger));
+        }
     }
     Ok(best)
 }

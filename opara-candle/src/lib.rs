@@ -53,6 +53,7 @@ mod shapes;
 mod state;
 mod step;
 mod step_stream;
+mod subscriber;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;

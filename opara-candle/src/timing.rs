@@ -6,6 +6,13 @@ use crate::Result;
 pub use opara_plan::latency::{Latency, Sample};
 pub(crate) use opara_plan::stopwatch::{wall_us, StageTimes};
 
+/// Do launches that take `us` together wait for the device, and not for the host? The host needs less than half of this limit for each.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+pub(crate) fn keeps_busy(us: f64, launches: usize) -> bool {
+    const US_A_LAUNCH: f64 = 20.;
+    us > US_A_LAUNCH * launches as f64
+}
+
 /// One call of `f`, by the device's clock and by the host's.
 ///
 /// # Errors

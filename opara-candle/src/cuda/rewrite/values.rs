@@ -32,10 +32,8 @@ pub(super) struct Values {
 /// The microseconds that so many launches take one after the other, if eager calls tell: if these took long, and kept the device busy.
 pub(super) fn busy_us(examples: &[Example], launches: usize) -> Option<f64> {
     const LONG_US: f64 = 25e3;
-    /// Host code takes less than half of this for a launch.
-    const BUSY_US: f64 = 20.;
     let Example { eager_us: us, is_device_behind, .. } = *examples.first()?;
-    (is_device_behind && us > LONG_US && us > BUSY_US * launches as f64).then_some(us)
+    (is_device_behind && us > LONG_US && timing::keeps_busy(us, launches)).then_some(us)
 }
 
 /// What eager calls gave, if no more is asked for.

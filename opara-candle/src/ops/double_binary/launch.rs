@@ -7,7 +7,7 @@ use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
 use super::Rows;
-use crate::cuda::driver::kernels::{expect, function, ptx};
+use crate::cuda::driver::kernels::{expect, expect_f64, function, ptx};
 
 /// `THREADS` of `double_binary.cu`, and the elements of a block.
 const THREADS: usize = 256;
@@ -24,9 +24,7 @@ pub(super) fn double_binary<T: DeviceRepr>(
     [x, y]: [&CudaView<T>; 2],
     out: &mut CudaSlice<T>,
 ) -> Result<()> {
-    if size_of::<T>() != size_of::<f64>() {
-        bail!("{operation} is a kernel of f64")
-    }
+    expect_f64::<T>(operation)?;
     let Some(blocks) = rows.blocks() else { bail!("no kernel for {rows:?}") };
     let numel = rows.elements();
     expect("the first operand", x.len(), rows.needed(0))?;

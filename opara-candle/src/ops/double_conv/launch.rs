@@ -4,10 +4,12 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaSlice, CudaView, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::DoubleConv;
-use crate::cuda::driver::kernels::{allow_shared, expect, function, ptx, Capabilities};
+use super::Sizes;
+use crate::cuda::driver::kernels::{allow_shared, expect, expect_f64, function, ptx, Capabilities};
+
+const KERNEL: &str = "opara_double_conv_f64";
 
 /// `CHANNELS`, `PIXELS` and `THREADS` of `double_conv.cu`.
 const CHANNELS: usize = 64;
@@ -18,7 +20,7 @@ const THREADS: u32 = 128;
 const SHARED: usize = 4 * (64 * (16 + 4) + 16 * (64 + 4)) * size_of::<f64>();
 
 /// Blocks for each group: a tile of channels and pixels each.
-fn blocks(of: &DoubleConv) -> usize {
+fn blocks(of: &Sizes) -> usize {
     (of.batch * of.to.0 * of.to.1).div_ceil(PIXELS) * of.out.div_ceil(CHANNELS)
 }
 
@@ -26,13 +28,13 @@ fn blocks(of: &DoubleConv) -> usize {
 ///
 /// # Errors
 /// A failed driver call.
-pub(super) fn is_known(device: &CudaDevice, of: &DoubleConv) -> Result<bool> {
+pub(super) fn is_known(device: &CudaDevice, of: &Sizes) -> Result<bool> {
     const MAX_GROUPS: usize = 65_535;
     /// What the kernel's indices reach.
     const MOST: usize = i32::MAX as usize;
     let count = |sizes: &[usize]| sizes.iter().try_fold(1, |product: usize, &n| product.checked_mul(n));
     let is_countable = |sizes: &[usize]| count(sizes).is_some_and(|count| count <= MOST);
-    let DoubleConv { batch, groups, out, inner, from, to, kernel, .. } = of;
+    let Sizes { batch, groups, out, inner, from, to, kernel, .. } = of;
     let sizes = [&[*batch, to.0, to.1][..], &[from.0, from.1], &[kernel.0, kernel.1, *inner], &[*out, *groups]];
     let are_countable = sizes.into_iter().all(is_countable) && *groups <= MAX_GROUPS && blocks(of) <= MOST;
     let capabilities = Capabilities::of(device, ptx::DOUBLE_CONV)?;
@@ -42,18 +44,19 @@ pub(super) fn is_known(device: &CudaDevice, of: &DoubleConv) -> Result<bool> {
 /// The convolution of `x`, `(batch, groups * inner, h, w)`, with `weight`, `(kh * kw, groups * out, inner)`, into `y`.
 ///
 /// # Errors
-/// No kernel for it, slices that are too short, or a failed launch.
-pub(super) fn double_conv(
+/// Elements that are not of f64, no kernel for it, slices that are too short, or a failed launch.
+pub(super) fn double_conv<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &DoubleConv,
-    x: &CudaView<f64>,
-    weight: &CudaView<f64>,
-    y: &mut CudaSlice<f64>,
+    of: &Sizes,
+    x: &CudaView<T>,
+    weight: &CudaView<T>,
+    y: &mut CudaSlice<T>,
 ) -> Result<()> {
+    expect_f64::<T>(KERNEL)?;
     if !is_known(device, of)? {
         bail!("no kernel for {of:?}")
     }
-    let DoubleConv { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = *of;
+    let Sizes { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = *of;
     let numel = batch * groups * out * to.0 * to.1;
     expect("the operand", x.len(), batch * groups * inner * from.0 * from.1)?;
     expect("the weight", weight.len(), kernel.0 * kernel.1 * groups * out * inner)?;
@@ -61,7 +64,7 @@ pub(super) fn double_conv(
     if numel == 0 {
         return Ok(());
     }
-    let function = function(device, "opara_double_conv_f64", ptx::DOUBLE_CONV)?;
+    let function = function(device, KERNEL, ptx::DOUBLE_CONV)?;
     allow_shared(&function, SHARED)?;
     let pairs = [from, to, kernel, stride, dilation, padding];
     let sizes = [groups, out, inner].into_iter().chain(pairs.into_iter().flat_map(|(rows, columns)| [rows, columns]));

@@ -3,11 +3,11 @@
 pub(in crate::ops) mod effects;
 mod launch;
 
-use candle::cuda_backend::CudaStorage;
-use candle::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor};
+use candle::cuda_backend::CudaDType;
+use candle::{DType, Result, Tensor};
+use cudarc::driver::DeviceRepr;
 
-use crate::cuda::driver::kernels::uninit;
-use crate::cuda::operator::elements;
+use crate::cuda::operator::{launched, with_elements, Call, Kernel};
 use crate::ops::Padding;
 
 /// The convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`: libraries have none of f64 that is fast.
@@ -37,17 +37,18 @@ pub(crate) fn double_conv(
     let columns = windows([left, w, right], kw, stride.1, dilation.1);
     let Some(to) = rows.zip(columns) else { return Ok(None) };
     let (from, kernel, padding, out) = ((h, w), (kh, kw), (top, left), out / groups.max(1));
-    let of = DoubleConv { batch, groups, out, inner, from, to, kernel, stride, dilation, padding };
+    let of = Sizes { batch, groups, out, inner, from, to, kernel, stride, dilation, padding };
     if !launch::is_known(x.device().as_cuda_device()?, &of)? {
         return Ok(None);
     }
-    let by_window = weight.permute((2, 3, 0, 1))?.contiguous()?;
-    x.contiguous()?.apply_op2_no_bwd(&by_window, &of).map(Some)
+    let shape = (batch, groups * out, to.0, to.1);
+    let weight = weight.permute((2, 3, 0, 1))?.contiguous()?;
+    launched(DoubleConv { of, weight }, &x.contiguous()?, shape).map(Some)
 }
 
-/// A convolution. Pairs are of rows and columns.
+/// The sizes of a convolution. Pairs are of rows and columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct DoubleConv {
+struct Sizes {
     batch: usize,
     groups: usize,
     /// Channels of the result in each group, and of the operand.
@@ -63,26 +64,19 @@ struct DoubleConv {
     padding: (usize, usize),
 }
 
-impl CustomOp2 for DoubleConv {
-    fn name(&self) -> &'static str {
-        "double_conv"
-    }
+struct DoubleConv {
+    of: Sizes,
+    /// Window by window.
+    weight: Tensor,
+}
 
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        candle::bail!("this operator needs a tensor on a GPU")
-    }
+impl Kernel for DoubleConv {
+    const NAME: &'static str = "double_conv";
 
-    fn cuda_fwd(
-        &self,
-        x: &CudaStorage,
-        x_layout: &Layout,
-        weight: &CudaStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        let shape = Shape::from((self.batch, self.groups * self.out, self.to.0, self.to.1));
-        let mut y = uninit::<f64>(&x.device, shape.elem_count())?;
-        let operands = [elements(x, x_layout)?, elements(weight, weight_layout)?];
-        launch::double_conv(&x.device, self, &operands[0], &operands[1], &mut y)?;
-        Ok((CudaStorage::wrap_cuda_slice(y, x.device.clone()), shape))
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
+        with_elements([Some(&self.weight)], |[weight]| {
+            let Some(weight) = weight else { candle::bail!("a convolution without a weight") };
+            launch::double_conv(device, &self.of, &x, &weight, y)
+        })
     }
 }

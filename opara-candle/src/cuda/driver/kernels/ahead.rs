@@ -9,6 +9,7 @@ use candle::Device;
 use super::compile::{capability, compile, compile_nothing};
 use super::fused::KernelSource;
 use super::module::Compiled;
+use crate::subscriber::inherited;
 
 /// Has the compiler been loaded ahead in this process?
 static IS_LOADED: AtomicBool = AtomicBool::new(false);
@@ -47,24 +48,23 @@ impl CompilerAhead {
 
     /// Waits for the kernels. Who compiles the same ones finds them as long as these are kept.
     pub(in crate::cuda) fn finish(mut self) -> Vec<Compiled> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Vec<Compiled> {
         // A panic of the thread was reported, and nothing depends on it.
         self.0.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
     }
 }
 
-/// A thread for a compiler, if the system starts one. Warnings go to the caller's subscriber.
+/// A thread for a compiler, if the system starts one.
 fn thread(work: impl FnOnce() -> Vec<Compiled> + Send + 'static) -> Option<JoinHandle<Vec<Compiled>>> {
-    let dispatch = tracing::dispatcher::get_default(Clone::clone);
-    let work = move || tracing::dispatcher::with_default(&dispatch, work);
-    Builder::new().name("opara compiler".into()).spawn(work).ok()
+    Builder::new().name("opara compiler".into()).spawn(inherited(work)).ok()
 }
 
 impl Drop for CompilerAhead {
     /// The process may end after this, and the compiler's library with it.
     fn drop(&mut self) {
-        if let Some(thread) = self.0.take() {
-            // A panic of the thread was reported, and nothing depends on it.
-            let _ = thread.join();
-        }
+        self.join();
     }
 }

@@ -18,6 +18,7 @@ use super::module::{Compiled, Module};
 use super::ptx;
 use crate::cuda::driver::nvrtc::{self, Nvrtc};
 use crate::cuda::driver::wrap;
+use crate::subscriber::inherited;
 use crate::{disk_cache, Result};
 
 /// `chain.cuh` with all its includes, also CUDA's headers of 16-bit types: the machine that runs the program may not
@@ -172,12 +173,10 @@ fn threads() -> usize {
 /// may wait for who compiles here.
 fn side_by_side<T: Copy + Send, R: Send>(of: &[T], f: impl Fn(T) -> Vec<R> + Sync) -> Vec<R> {
     let Some((&last, others)) = of.split_last() else { return Vec::new() };
-    // Warnings go to the caller's subscriber.
-    let dispatch = tracing::dispatcher::get_default(Clone::clone);
-    let (f, dispatch) = (&f, &dispatch);
+    let f = &f;
     std::thread::scope(|scope| {
         let start = |&of: &T| {
-            let work = move || tracing::dispatcher::with_default(dispatch, || f(of));
+            let work = inherited(move || f(of));
             (of, Builder::new().name("opara compiler".into()).spawn_scoped(scope, work))
         };
         let started: Vec<_> = others.iter().map(start).collect();

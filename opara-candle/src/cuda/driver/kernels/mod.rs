@@ -108,6 +108,15 @@ pub(crate) fn extent(along: impl IntoIterator<Item = (usize, usize)>) -> usize {
 }
 
 /// # Errors
+/// Elements of another size than f64's.
+pub(crate) fn expect_f64<T>(kernel: &str) -> Result<()> {
+    if size_of::<T>() != size_of::<f64>() {
+        bail!("{kernel} is a kernel of f64")
+    }
+    Ok(())
+}
+
+/// # Errors
 /// A slice that holds fewer elements than are needed.
 pub(crate) fn expect(what: &str, held: usize, needed: usize) -> Result<()> {
     if held < needed {
