@@ -1,0 +1,299 @@
+//! Filters, tests and functions as jinja2 has them, where minijinja's differ, and those that transformers adds.
+
+use chrono::format::{Item, StrftimeItems};
+use chrono::NaiveDateTime;
+use minijinja::value::{from_args, Kwargs, Rest, ValueKind};
+use minijinja::{filters, Environment, Error, State, Value};
+use minijinja_contrib::{filters as more, globals};
+
+use super::python::{refused, text, Json, Tuple};
+
+/// Puts them into an environment, whose clock this is.
+pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDateTime) {
+    environment.add_filter("tojson", to_json);
+    environment.add_filter("string", |value: &Value| text(value));
+    environment.add_filter("join", join);
+    environment.add_filter("int", int);
+    environment.add_filter("float", float);
+    environment.add_filter("length", length);
+    environment.add_filter("count", length);
+    environment.add_filter("sum", sum);
+    environment.add_filter("round", round);
+    environment.add_filter("indent", indent);
+    environment.add_filter("items", items);
+    environment.add_filter("dictsort", dictsort);
+    environment.add_filter("center", |state: &State, value: &str, width: Option<usize>| {
+        super::methods::call(state, &Value::from(value), "center", &[Value::from(width.unwrap_or(80))])
+    });
+    environment.add_filter("forceescape", escape);
+    for name in ["escape", "e"] {
+        environment.add_filter(name, |value: &Value| if value.is_safe() { value.clone() } else { escape(value) });
+    }
+    environment.add_filter("wordcount", |value: &str| value.split_whitespace().count());
+    environment.add_filter("truncate", more::truncate);
+    environment.add_filter(super::rewrite::TEXT, |value: &Value| text(value));
+    environment.add_filter(super::rewrite::REMAINDER, remainder);
+    environment.add_filter(super::rewrite::FORMAT, |state: &State, value: &Value, args: Rest<Value>| {
+        format(state, value, &args)
+    });
+    environment
+        .add_filter(super::rewrite::QUOTIENT, |a: &Value, b: &Value| quotient(a, b).map(|(quotient, _)| quotient));
+    environment.add_test("iterable", |value: &Value| {
+        matches!(value.kind(), ValueKind::Undefined | ValueKind::String)
+            || (!value.is_none() && value.try_iter().is_ok())
+    });
+    environment.add_test("sequence", |value: &Value| {
+        matches!(
+            value.kind(),
+            ValueKind::Undefined | ValueKind::String | ValueKind::Seq | ValueKind::Iterable | ValueKind::Map
+        )
+    });
+    environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
+    environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain || value.is_undefined());
+    environment
+        .add_function("raise_exception", |reason: &Value| -> Result<Value, Error> { Err(refused(&text(reason))) });
+    environment.add_function("strftime_now", move |format: &str| strftime(now(), format));
+    environment.add_function("dict", dict);
+    environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
+    environment.add_function("joiner", globals::joiner);
+    environment.add_function("lipsum", globals::lipsum);
+}
+
+fn escape(value: &Value) -> Value {
+    let escapes = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")];
+    Value::from_safe_string(escapes.iter().fold(text(value), |told, (letter, by)| told.replace(letter, by)))
+}
+
+/// `json.dumps` with transformers' defaults.
+fn to_json(value: &Value, is_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
+    let is_ascii = is_ascii.or(kwargs.get("ensure_ascii")?).unwrap_or(false);
+    let indent = kwargs.get::<Option<Value>>("indent")?.filter(|indent| !indent.is_none());
+    let indent = match indent {
+        None => None,
+        Some(indent) => Some(match indent.as_str() {
+            Some(indent) => indent.to_owned(),
+            None => " ".repeat(usize::try_from(indent)?.min(100)),
+        }),
+    };
+    let separators = kwargs.get::<Option<Value>>("separators")?.filter(|separators| !separators.is_none());
+    let separators = match separators {
+        None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
+        Some(pair) => {
+            let pair: Vec<String> = pair.try_iter()?.map(|part| text(&part)).collect();
+            <[String; 2]>::try_from(pair).map_err(|_| refused("`separators` are two"))?.into()
+        }
+    };
+    let is_sorted = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    kwargs.assert_all_used()?;
+    Json { indent, separators, is_ascii, is_sorted }.write(value)
+}
+
+fn join(state: &State, value: &Value, by: Option<String>, kwargs: Kwargs) -> Result<String, Error> {
+    let attribute = kwargs.get::<Option<Value>>("attribute")?;
+    let by = by.or(kwargs.get("d")?).unwrap_or_default();
+    kwargs.assert_all_used()?;
+    if value.is_undefined() {
+        return Ok(String::new());
+    }
+    let items = match attribute {
+        Some(attribute) => {
+            state.apply_filter("map", &[value.clone(), Kwargs::from_iter([("attribute", attribute)]).into()])?
+        }
+        None => value.clone(),
+    };
+    Ok(items.try_iter()?.map(|item| text(&item)).collect::<Vec<_>>().join(&by))
+}
+
+/// A number as Python reads it in a text.
+fn parsed(value: &Value) -> Option<f64> {
+    match value.as_str() {
+        Some(text) => text.trim().replace('_', "").parse().ok(),
+        None if matches!(value.kind(), ValueKind::Number | ValueKind::Bool) => {
+            f64::try_from(value.clone()).ok().or(Some(f64::from(value.is_true())))
+        }
+        None => None,
+    }
+}
+
+fn int(value: &Value, default: Option<Value>, base: Option<u32>, kwargs: Kwargs) -> Result<Value, Error> {
+    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| Value::from(0));
+    let base = base.or(kwargs.get("base")?).unwrap_or(10);
+    kwargs.assert_all_used()?;
+    if !(2..=36).contains(&base) {
+        return Err(refused("`base` is from 2 to 36"));
+    }
+    if let Some(text) = value.as_str() {
+        let digits = text.trim().replace('_', "").to_lowercase();
+        let prefix =
+            [(16, "0x"), (8, "0o"), (2, "0b")].iter().find(|(of, _)| *of == base).map_or("", |(_, prefix)| prefix);
+        let digits = digits.strip_prefix(prefix).unwrap_or(&digits);
+        if let Ok(number) = i64::from_str_radix(digits, base) {
+            return Ok(Value::from(number));
+        }
+    } else if value.is_integer() {
+        return Ok(value.clone());
+    }
+    let whole = parsed(value).filter(|number| number.abs() < 9.2e18).map(|number| Value::from(number.trunc() as i64));
+    Ok(whole.unwrap_or(default))
+}
+
+fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| Value::from(0.));
+    kwargs.assert_all_used()?;
+    Ok(parsed(value).map_or(default, Value::from))
+}
+
+fn length(value: &Value) -> Result<usize, Error> {
+    match value.is_undefined() {
+        true => Ok(0),
+        false => filters::length(value),
+    }
+}
+
+fn sum(state: &State, value: &Value, attribute: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
+    let attribute = attribute.or(kwargs.get("attribute")?);
+    let start = kwargs.get::<Option<Value>>("start")?.unwrap_or_else(|| Value::from(0));
+    kwargs.assert_all_used()?;
+    let items = match attribute.filter(|attribute| !attribute.is_none()) {
+        Some(attribute) => {
+            state.apply_filter("map", &[value.clone(), Kwargs::from_iter([("attribute", attribute)]).into()])?
+        }
+        None => value.clone(),
+    };
+    let environment = Environment::new();
+    let add = environment.compile_expression("a + b")?;
+    items.try_iter()?.try_fold(start, |a, b| add.eval(minijinja::context! { a, b }))
+}
+
+fn round(value: &Value, precision: Option<i32>, method: Option<&str>, kwargs: Kwargs) -> Result<f64, Error> {
+    let precision = precision.or(kwargs.get("precision")?).unwrap_or(0);
+    let method = method.or(kwargs.get("method")?).unwrap_or("common").to_owned();
+    kwargs.assert_all_used()?;
+    let (number, scale) = (f64::try_from(value.clone())?, 10f64.powi(precision));
+    match method.as_str() {
+        // The nearest of the decimal digits that stand for the number, and the even one of two.
+        "common" if (0..=300).contains(&precision) => {
+            let told = format!("{number:.*}", precision as usize);
+            told.parse().map_err(|_| refused("the number cannot be rounded"))
+        }
+        "common" => Ok((number * scale).round_ties_even() / scale),
+        "ceil" => Ok((number * scale).ceil() / scale),
+        "floor" => Ok((number * scale).floor() / scale),
+        _ => Err(refused("`method` is common, ceil or floor")),
+    }
+}
+
+fn indent(
+    value: &str,
+    width: Option<Value>,
+    first: Option<bool>,
+    blank: Option<bool>,
+    kwargs: Kwargs,
+) -> Result<String, Error> {
+    let width = width.or(kwargs.get("width")?).unwrap_or_else(|| Value::from(4));
+    let first = first.or(kwargs.get("first")?).unwrap_or(false);
+    let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
+    kwargs.assert_all_used()?;
+    let space = match width.as_str() {
+        Some(space) => space.to_owned(),
+        None => " ".repeat(usize::try_from(width)?.min(1000)),
+    };
+    let line = |(at, line): (usize, &str)| match if at == 0 { first } else { blank || !line.is_empty() } {
+        true => format!("{space}{line}"),
+        false => line.to_owned(),
+    };
+    Ok(value.split('\n').enumerate().map(line).collect::<Vec<_>>().join("\n"))
+}
+
+/// Lists of pairs, as tuples.
+fn pairs(list: &Value) -> Result<Value, Error> {
+    list.try_iter()?.map(|pair| Ok(Tuple::value(pair.try_iter()?))).collect()
+}
+
+fn items(value: &Value) -> Result<Value, Error> {
+    match value.is_undefined() {
+        true => Ok(Value::from(Vec::<Value>::new())),
+        false => pairs(&filters::items(value)?),
+    }
+}
+
+fn dictsort(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
+    pairs(&filters::dictsort(value, kwargs)?)
+}
+
+fn dict(args: Rest<Value>) -> Result<Value, Error> {
+    let (given, kwargs) = from_args::<(Option<Value>, Kwargs)>(&args)?;
+    let mut pairs = Vec::new();
+    match given {
+        Some(map) if map.kind() == ValueKind::Map => {
+            for key in map.try_iter()? {
+                pairs.push((key.clone(), map.get_item(&key)?));
+            }
+        }
+        Some(list) => {
+            for pair in list.try_iter()? {
+                pairs.push((pair.get_item_by_index(0)?, pair.get_item_by_index(1)?));
+            }
+        }
+        None => {}
+    }
+    for name in kwargs.args() {
+        pairs.push((Value::from(name), kwargs.get(name)?));
+    }
+    Ok(pairs.into_iter().collect())
+}
+
+/// `%`: the texts that a pattern asks for, or what a division leaves.
+fn remainder(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
+    match a.as_str() {
+        Some(_) => format(state, a, Tuple::items(b).unwrap_or(std::slice::from_ref(b))),
+        None => quotient(a, b).map(|(_, rest)| rest),
+    }
+}
+
+fn format(state: &State, pattern: &Value, args: &[Value]) -> Result<Value, Error> {
+    let names = pattern.as_str().is_some_and(|pattern| pattern.contains("%("));
+    let written = |value: &Value| match value.kind() {
+        ValueKind::String | ValueKind::Number => value.clone(),
+        // Which has the values that the pattern names.
+        ValueKind::Map if names => value.clone(),
+        _ => Value::from(text(value)),
+    };
+    filters::format(state, pattern, Rest(args.iter().map(written).collect()))
+}
+
+/// What a division gives that rounds down, and what it leaves.
+fn quotient(a: &Value, b: &Value) -> Result<(Value, Value), Error> {
+    if a.is_integer() && b.is_integer() || [a, b].iter().any(|value| value.kind() == ValueKind::Bool) {
+        let whole = |value: &Value| {
+            i64::try_from(value.clone()).or_else(|error| match value.kind() {
+                ValueKind::Bool => Ok(i64::from(value.is_true())),
+                _ => Err(error),
+            })
+        };
+        let (a, b) = (whole(a)?, whole(b)?);
+        let over = || refused("a division by zero, or one that gives too large a number");
+        let rest = a.checked_rem(b).ok_or_else(over)?;
+        let is_below = rest != 0 && (rest < 0) != (b < 0);
+        let (quotient, rest) = (a / b - i64::from(is_below), if is_below { rest + b } else { rest });
+        return Ok((Value::from(quotient), Value::from(rest)));
+    }
+    let (a, b) = (f64::try_from(a.clone())?, f64::try_from(b.clone())?);
+    if b == 0. {
+        return Err(refused("a division by zero"));
+    }
+    let quotient = (a / b).floor();
+    Ok((Value::from(quotient), Value::from(a - quotient * b)))
+}
+
+fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
+    let items: Vec<Item> = StrftimeItems::new(format).collect();
+    let unknown = || refused(&format!("`{format}` is not a format of dates"));
+    if items.contains(&Item::Error) {
+        return Err(unknown());
+    }
+    let mut told = String::new();
+    use std::fmt::Write as _;
+    write!(told, "{}", now.format_with_items(items.iter())).map_err(|_| unknown())?;
+    Ok(told)
+}

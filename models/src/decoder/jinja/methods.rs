@@ -1,0 +1,193 @@
+//! Methods of Python's strings, lists and dictionaries, beyond those of `minijinja_contrib`.
+
+use minijinja::value::{from_args, ValueKind};
+use minijinja::{Error, ErrorKind, State, Value};
+use minijinja_contrib::pycompat::unknown_method_callback;
+
+use super::python::{refused, Tuple};
+
+/// Calls a method of a value.
+pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let known = match (value.kind(), value.as_str()) {
+        (ValueKind::Map, _) => of_dict(value, method, args),
+        (ValueKind::String, Some(text)) => of_text(text, method, args),
+        (ValueKind::Seq | ValueKind::Iterable, _) => of_list(value, method, args),
+        _ => None,
+    };
+    known.unwrap_or_else(|| unknown_method_callback(state, value, method, args))
+}
+
+/// A dictionary's method; `None` if it has none of this name.
+pub(super) fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+    let keys = || dict.try_iter().into_iter().flatten();
+    let value = |key: &Value| dict.get_item(key).unwrap_or_default();
+    let none = || from_args::<()>(args);
+    Some(match method {
+        "items" => none().map(|()| keys().map(|key| Tuple::value([key.clone(), value(&key)])).collect()),
+        "keys" => none().map(|()| keys().collect()),
+        "values" => none().map(|()| keys().map(|key| value(&key)).collect()),
+        "copy" => none().map(|()| dict.clone()),
+        "get" => from_args::<(&Value, Option<Value>)>(args).map(|(key, default)| {
+            let found = keys().any(|known| known == *key);
+            if found {
+                value(key)
+            } else {
+                default.unwrap_or_else(|| Value::from(()))
+            }
+        }),
+        _ => return None,
+    })
+}
+
+fn of_list(list: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+    let items = || list.try_iter().into_iter().flatten();
+    Some(match method {
+        "count" => {
+            from_args::<(&Value,)>(args).map(|(value,)| Value::from(items().filter(|item| item == value).count()))
+        }
+        "copy" => from_args::<()>(args).map(|()| items().collect()),
+        "index" => from_args::<(&Value,)>(args).and_then(|(value,)| {
+            let at = items().position(|item| item == *value);
+            at.map(Value::from).ok_or_else(|| refused("the value is not in the list"))
+        }),
+        _ => return None,
+    })
+}
+
+fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+    let none = || from_args::<()>(args);
+    let is = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
+    Some(match method {
+        "partition" => from_args::<(&str,)>(args).map(|(by,)| {
+            let (before, by, after) = text.split_once(by).map_or((text, "", ""), |(before, after)| (before, by, after));
+            Tuple::value([before, by, after].map(Value::from))
+        }),
+        "rpartition" => from_args::<(&str,)>(args).map(|(by,)| {
+            let (before, by, after) =
+                text.rsplit_once(by).map_or(("", "", text), |(before, after)| (before, by, after));
+            Tuple::value([before, by, after].map(Value::from))
+        }),
+        "rsplit" => from_args::<(Option<&str>, Option<i64>)>(args).map(|(by, most)| {
+            let most =
+                most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
+            let mut parts: Vec<&str> = match by {
+                Some(by) => text.rsplitn(most, by).collect(),
+                None => return Value::from_serialize(rsplit_at_spaces(text, most)),
+            };
+            parts.reverse();
+            Value::from_serialize(parts)
+        }),
+        "index" | "rindex" => from_args::<(&str,)>(args).and_then(|(part,)| {
+            let at = if method == "index" { text.find(part) } else { text.rfind(part) };
+            let letters = at.map(|at| Value::from(text[..at].chars().count()));
+            letters.ok_or_else(|| refused("the substring is not found"))
+        }),
+        "startswith" | "endswith" if args.len() > 1 => {
+            from_args::<(&str, i64, Option<i64>)>(args).map(|(part, start, end)| {
+                let letters: Vec<char> = text.chars().collect();
+                let at = |place: i64| match usize::try_from(place) {
+                    Ok(place) => place.min(letters.len()),
+                    Err(_) => letters.len().saturating_sub(place.unsigned_abs() as usize),
+                };
+                let (start, end) = (at(start), end.map_or(letters.len(), at));
+                let within: String = letters.get(start..end).unwrap_or_default().iter().collect();
+                Value::from(if method == "startswith" { within.starts_with(part) } else { within.ends_with(part) })
+            })
+        }
+        "find" | "rfind" if args.len() == 2 => from_args::<(&str, usize)>(args).map(|(part, start)| {
+            let from = text.char_indices().nth(start).map_or(text.len(), |(at, _)| at);
+            let at = if method == "find" { text[from..].find(part) } else { text[from..].rfind(part) };
+            at.map_or(Value::from(-1), |at| Value::from(text[..from + at].chars().count()))
+        }),
+        "removeprefix" => {
+            from_args::<(&str,)>(args).map(|(part,)| Value::from(text.strip_prefix(part).unwrap_or(text)))
+        }
+        "removesuffix" => {
+            from_args::<(&str,)>(args).map(|(part,)| Value::from(text.strip_suffix(part).unwrap_or(text)))
+        }
+        "swapcase" => none().map(|()| {
+            let swapped = |c: char| -> String {
+                if c.is_uppercase() {
+                    c.to_lowercase().collect()
+                } else {
+                    c.to_uppercase().collect()
+                }
+            };
+            Value::from(text.chars().map(swapped).collect::<String>())
+        }),
+        "casefold" => none().map(|()| Value::from(text.to_lowercase().replace('ß', "ss").replace('ς', "σ"))),
+        "center" | "ljust" | "rjust" => from_args::<(usize, Option<&str>)>(args).and_then(|(width, by)| {
+            let missing = width.saturating_sub(text.chars().count());
+            let by = by.unwrap_or(" ");
+            if by.chars().count() != 1 || missing > MOST {
+                return Err(refused("a text is filled up with one letter, to no more than a million"));
+            }
+            let before = match method {
+                "ljust" => 0,
+                "rjust" => missing,
+                // As Python rounds: an odd letter stands where both numbers are odd.
+                _ => missing / 2 + (missing & width & 1),
+            };
+            Ok(Value::from(format!("{}{text}{}", by.repeat(before), by.repeat(missing - before))))
+        }),
+        "zfill" => from_args::<(usize,)>(args).and_then(|(width,)| {
+            let missing = width.saturating_sub(text.chars().count());
+            let (sign, rest) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            if missing > MOST {
+                return Err(refused("a text is filled up to no more than a million letters"));
+            }
+            Ok(Value::from(format!("{sign}{}{rest}", "0".repeat(missing))))
+        }),
+        "expandtabs" => from_args::<(Option<usize>,)>(args).map(|(width,)| {
+            let width = width.unwrap_or(8).min(MOST);
+            let (mut told, mut column) = (String::new(), 0);
+            for c in text.chars() {
+                match c {
+                    '\t' => {
+                        let spaces = if width == 0 { 0 } else { width - column % width };
+                        told.extend(std::iter::repeat_n(' ', spaces));
+                        column += spaces;
+                    }
+                    c => {
+                        told.push(c);
+                        column = if matches!(c, '\n' | '\r') { 0 } else { column + 1 };
+                    }
+                }
+            }
+            Value::from(told)
+        }),
+        "isdecimal" => none().map(|()| Value::from(is(|c| c.is_numeric() && c.to_digit(10).is_some()))),
+        "isprintable" => {
+            none().map(|()| Value::from(text.chars().all(|c| c == ' ' || !(c.is_control() || c.is_whitespace()))))
+        }
+        "istitle" => none().map(|()| {
+            let (mut is_title, mut follows, mut has_case) = (true, false, false);
+            for c in text.chars() {
+                let has = c.is_uppercase() || c.is_lowercase();
+                is_title &= !has || c.is_uppercase() != follows;
+                (follows, has_case) = (has, has_case | has);
+            }
+            Value::from(is_title && has_case)
+        }),
+        "encode" => Err(Error::new(ErrorKind::UnknownMethod, "bytes are not supported in templates")),
+        _ => return None,
+    })
+}
+
+/// Letters that a text is filled up with at most.
+const MOST: usize = 1_000_000;
+
+fn rsplit_at_spaces(text: &str, most: usize) -> Vec<&str> {
+    let (mut parts, mut rest) = (Vec::new(), text.trim_end());
+    while !rest.is_empty() {
+        let at = rest.rfind(char::is_whitespace).filter(|_| parts.len() + 1 < most);
+        let (before, part) = at.map_or(("", rest.trim_start()), |at| {
+            let width = rest[at..].chars().next().map_or(0, char::len_utf8);
+            (rest[..at].trim_end(), &rest[at + width..])
+        });
+        parts.push(part);
+        rest = before;
+    }
+    parts.reverse();
+    parts
+}

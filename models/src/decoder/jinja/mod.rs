@@ -1,0 +1,137 @@
+//! Jinja as transformers sets it up for chat templates: minijinja with Python's values, methods and operators.
+
+mod filters;
+mod methods;
+mod python;
+mod rewrite;
+
+use std::collections::BTreeSet;
+
+use chrono::NaiveDateTime;
+use minijinja::{Environment, Error, Value};
+
+pub(super) use self::python::of_json;
+
+/// A template, and the environment that it is rendered in.
+pub(super) struct Jinja {
+    environment: Environment<'static>,
+    names: BTreeSet<String>,
+}
+
+/// What the environment calls its only template.
+const NAME: &str = "chat";
+
+/// Steps of a template at most: it ends, whatever it says.
+const STEPS: u64 = 20_000_000;
+
+impl Jinja {
+    /// Parses a template. `now` is the clock of `strftime_now`.
+    pub fn parse(source: &str, now: fn() -> NaiveDateTime) -> Result<Self, Error> {
+        let (rewritten, names) = rewrite::rewrite(source);
+        let names = names.into_iter().map(str::to_owned).collect();
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(STEPS));
+        environment.set_unknown_method_callback(methods::call);
+        environment.set_formatter(|out, _, value| match value.is_undefined() {
+            true => Ok(()),
+            false => out.write_str(&python::text(value)).map_err(Error::from),
+        });
+        filters::add(&mut environment, now);
+        environment.add_template_owned(NAME, rewritten)?;
+        Ok(Self { environment, names })
+    }
+
+    /// Does the template name this?
+    pub fn reads(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+
+    /// The text that it gives with these names.
+    pub fn render(&self, names: Value) -> Result<String, Error> {
+        self.environment.get_template(NAME)?.render(names)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Reference {
+        names: HashMap<String, Value>,
+        cases: Vec<Case>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        names: String,
+        template: String,
+        text: Option<String>,
+    }
+
+    /// The clock of `reference/templates.py`.
+    fn now() -> NaiveDateTime {
+        let day = chrono::NaiveDate::from_ymd_opt(2024, 7, 6).expect("a day");
+        day.and_hms_opt(5, 4, 3).expect("a time")
+    }
+
+    #[test]
+    fn idioms_of_templates_give_the_text_that_jinja2_gives() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates.json");
+        let json = std::fs::read_to_string(path).expect("the file is there");
+        let reference: Reference = serde_json::from_str(&json).expect("JSON");
+        assert!(reference.cases.len() > 200);
+        let wrong: Vec<String> = reference
+            .cases
+            .iter()
+            .filter_map(|case| {
+                let names = of_json(&reference.names[&case.names]);
+                let got = Jinja::parse(&case.template, now).and_then(|jinja| jinja.render(names));
+                let is_right = got.as_ref().ok() == case.text.as_ref();
+                (!is_right).then(|| format!("{:?}: {got:?}, not {:?}", case.template, case.text))
+            })
+            .collect();
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    #[test]
+    fn a_template_that_would_take_for_ever_is_refused() {
+        let loops = "{% for a in range(90000) %}".repeat(4) + "x" + &"{% endfor %}".repeat(4);
+        let jinja = Jinja::parse(&loops, now).expect("it can be parsed");
+        assert!(jinja.render(Value::UNDEFINED).is_err());
+    }
+
+    #[test]
+    fn templates_that_do_not_end_are_refused_and_none_panics() {
+        for source in [
+            "{{",
+            "{%",
+            "{#",
+            "{{ 'a",
+            "{% raw %}",
+            "{{ ( }}",
+            "{{ a ~ }}",
+            "{{ % 2 }}",
+            "{% generation %}",
+            "{{ )~( }}",
+            "{",
+            "{{ ~ }}",
+        ] {
+            for padded in [source.to_owned(), format!("é{source}"), format!("{source}é")] {
+                if source != "{" {
+                    assert!(Jinja::parse(&padded, now).is_err(), "{padded}");
+                }
+            }
+        }
+        assert_eq!(
+            Jinja::parse("{ }", now).and_then(|jinja| jinja.render(Value::UNDEFINED)).ok().as_deref(),
+            Some("{ }")
+        );
+    }
+}
