@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::{bail, Context, Error, Result};
 use candle::{Device, Tensor};
+use opara_models::tokenizer;
 use opara_weights::Checkpoint;
-use tokenizers::{PaddingStrategy, TruncationParams};
+use tokenizers::{PaddingParams, PaddingStrategy, TruncationParams};
 
 use crate::hash::fnv1a;
 
@@ -44,11 +45,14 @@ impl Tokenizer {
     }
 
     fn trained(path: &Path, seq_len: usize) -> Result<Self> {
-        let mut tokenizer = tokenizers::Tokenizer::from_file(path)
+        let mut tokenizer = tokenizer::load(path)
             .map_err(Error::from_boxed)
             .with_context(|| format!("cannot parse {}", path.display()))?;
-        let mut padding = tokenizer.get_padding().cloned().unwrap_or_default();
-        padding.strategy = PaddingStrategy::Fixed(seq_len);
+        let padding =
+            ["[PAD]", "<pad>", "<|pad|>"].into_iter().find_map(|token| Some((token, tokenizer.token_to_id(token)?)));
+        let (pad_token, pad_id) = padding.unwrap_or(("[PAD]", 0));
+        let strategy = PaddingStrategy::Fixed(seq_len);
+        let padding = PaddingParams { strategy, pad_id, pad_token: pad_token.to_owned(), ..Default::default() };
         let truncation = TruncationParams { max_length: seq_len, ..Default::default() };
         tokenizer.with_padding(Some(padding)).with_truncation(Some(truncation)).map_err(Error::from_boxed)?;
         Ok(Self { seq_len, kind: Kind::Trained(Box::new(tokenizer)) })
@@ -127,6 +131,24 @@ mod tests {
         assert_eq!((ids[0][0], ids[0][3]), (1, 0));
         assert!(ids.iter().flatten().all(|&id| id < 10));
         assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]);
+        Ok(())
+    }
+
+    #[test]
+    fn padding_and_truncation_are_those_asked_for_whatever_the_file_keeps() -> Result<()> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("tokenizer.json");
+        let plain = r#"{"version": "1.0", "pre_tokenizer": {"type": "Whitespace"},
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2, "<pad>": 3}, "unk_token": "a"}"#;
+        let truncation = r#"{"direction": "Left", "max_length": 2, "strategy": "LongestFirst", "stride": 1}"#;
+        let padding = r#"{"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": 8, "pad_id": 1,
+            "pad_type_id": 1, "pad_token": "b"}"#;
+        for saved in [String::new(), format!(r#", "truncation": {truncation}, "padding": {padding}"#)] {
+            std::fs::write(&path, format!("{plain}{saved}}}"))?;
+            let tokens = Tokenizer::trained(&path, 3)?.encode(&["a b c a", "c"], &Device::Cpu)?;
+            assert_eq!(tokens.ids.to_vec2::<u32>()?, [[0, 1, 2], [2, 3, 3]]);
+            assert_eq!(tokens.mask.to_vec2::<u32>()?, [[1, 1, 1], [1, 0, 0]]);
+        }
         Ok(())
     }
 

@@ -123,13 +123,13 @@ fn run() -> Result<()> {
     let mut failed: Result<()> = Ok(());
     let first = fast.generate(&prompts, args.tokens, &ends, |tokens| {
         let shown = tokens[0].map_or(Ok(()), |token| {
-            write!(out, "{}", pieces(token)?)?;
+            write!(out, "{}", pieces(Some(token))?)?;
             Ok(out.flush()?)
         });
         failed = std::mem::replace(&mut failed, Ok(())).and(shown);
     })?;
     failed?;
-    writeln!(out)?;
+    writeln!(out, "{}", pieces(None)?)?;
 
     let mut measured = vec![first.clone()];
     for _ in 1..options.iters.min(GENERATIONS) {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{ensure, Result};
 use candle::Device;
-use opara_models::decoder::{Config, Decoder, Message, Text};
+use opara_models::decoder::{Config, Decoder, Message, Pieces, Text};
 use opara_weights::Checkpoint;
 
 use crate::Args;
@@ -29,11 +29,14 @@ impl Source {
         let path = Path::new(model);
         if path.extension().is_some_and(|extension| extension == "gguf") {
             let config = Config::of_gguf(path)?;
-            return Ok(Self::Gguf { config, text: Text::of_gguf(path)?, path: path.into() });
+            let text = Text::of_gguf(path)?;
+            text.check_vocabulary(config.vocab)?;
+            return Ok(Self::Gguf { config, text, path: path.into() });
         }
         let checkpoint = Checkpoint::find(model)?;
         let config = Config::of_checkpoint(&checkpoint)?;
         let text = Text::of_checkpoint(&checkpoint)?;
+        text.check_vocabulary(config.vocab)?;
         Ok(Self::Checkpoint { checkpoint: Box::new(checkpoint), config, text })
     }
 
@@ -61,9 +64,7 @@ impl Source {
         }
         Ok(match self.text() {
             None => args.prompt.bytes().map(|byte| u32::from(byte) % self.config().vocab as u32).collect(),
-            Some(text) if args.chat => {
-                text.encode_chat(&[Message { role: "user".into(), content: args.prompt.clone() }])?
-            }
+            Some(text) if args.chat => text.encode_chat(&vec![Message::new("user", &args.prompt)].into())?,
             Some(text) => text.encode(&args.prompt)?,
         })
     }
@@ -94,14 +95,17 @@ impl Source {
         options.load(checkpoint, device, |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap))
     }
 
-    /// A function from one token to its text; without a tokenizer, to its number.
-    pub fn pieces(&self) -> Box<dyn FnMut(u32) -> Result<String> + '_> {
+    /// A function from one token to its text, and from none to what is held back at the end; without a tokenizer, to its number.
+    pub fn pieces(&self) -> Box<dyn FnMut(Option<u32>) -> Result<String> + '_> {
         match self.text() {
             Some(text) => {
-                let mut pieces = text.pieces();
-                Box::new(move |token| Ok(pieces(token)?))
+                let mut pieces = Pieces::default();
+                Box::new(move |token| match token {
+                    Some(token) => Ok(text.piece(&mut pieces, token)?),
+                    None => Ok(text.rest(&pieces)?),
+                })
             }
-            None => Box::new(|token| Ok(format!("{token} "))),
+            None => Box::new(|token| Ok(token.map_or_else(String::new, |token| format!("{token} ")))),
         }
     }
 }

@@ -14,3 +14,4 @@ pub mod inception;
 mod mask;
 pub mod nasnet;
 pub mod t5;
+pub mod tokenizer;

@@ -11,9 +11,9 @@ use std::process::Command;
 use candle::{DType, Device, Module, Tensor};
 use opara_candle::OparaExecutor;
 use opara_models::bert::{BertModel, Config};
+use opara_models::tokenizer;
 use opara_weights::Checkpoint;
 use serde::Deserialize;
-use tokenizers::Tokenizer;
 
 #[derive(Deserialize)]
 struct Reference {
@@ -49,10 +49,7 @@ fn embeddings_match_the_trained_model() -> Result<(), Box<dyn Error>> {
     let checkpoint = Checkpoint::find(&folder)?;
     let config: Config = checkpoint.config()?;
     assert_eq!(config, Config::mini_lm());
-    let mut tokenizer =
-        Tokenizer::from_file(checkpoint.tokenizer_path().ok_or("no tokenizer")?).map_err(|e| e.to_string())?;
-    // The file pads all sentences to one length.
-    tokenizer.with_padding(None);
+    let tokenizer = tokenizer::load(checkpoint.tokenizer_path().ok_or("no tokenizer")?).map_err(|e| e.to_string())?;
 
     let loaded = checkpoint.load(DType::F32, &Device::Cpu)?;
     let model = BertModel::load(loaded.vb.clone(), &config)?;

@@ -33,8 +33,8 @@ fn main() -> Result<()> {
         for temperature in [0., 0.8] {
             let sampling = Sampling { temperature, seed, top_p: 0.95, ..Sampling::default() };
             let (plain, tokens) = written(text.encode(prompt)?, sampling)?;
-            let message = Message { role: "user".into(), content: prompt.into() };
-            let (chat, chat_tokens) = written(text.encode_chat(&[message])?, sampling)?;
+            let message = Message::new("user", prompt);
+            let (chat, chat_tokens) = written(text.encode_chat(&vec![message].into())?, sampling)?;
             let of: Value = json!({
                 "prompt": prompt, "temperature": temperature, "top_p": 0.95, "seed": seed, "max_tokens": TOKENS,
                 "text": plain, "tokens": tokens, "chat": chat, "chat_tokens": chat_tokens,

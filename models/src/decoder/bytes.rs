@@ -1,11 +1,14 @@
 //! A tokenizer whose tokens are bytes, for models of random weights.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use tokenizers::decoders::byte_level::ByteLevel;
 use tokenizers::models::bpe::{Vocab, BPE};
 use tokenizers::Tokenizer;
 
 use super::error::{DecoderError, Result};
-use super::template::Template;
+use super::template::Templates;
 use super::text::Text;
 
 /// Conversations as lines.
@@ -22,8 +25,8 @@ impl Text {
         let mut tokenizer = Tokenizer::new(model.build().map_err(DecoderError::Tokenizer)?);
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
-        let template = Some(Template::new(TEMPLATE.to_owned(), None, None)?);
-        Ok(Self { tokenizer, template, path: "tokens that are bytes".into(), bos: None })
+        let templates = Templates::of(TEMPLATE, BTreeMap::new());
+        Self::new(tokenizer, templates, "tokens that are bytes".into())
     }
 }
 
@@ -37,4 +40,11 @@ fn letter(byte: u8) -> char {
             char::from_u32(256 + others).unwrap_or_default()
         }
     }
+}
+
+/// The byte of a letter, if it stands for one.
+pub(super) fn byte(letter: char) -> Option<u8> {
+    static BYTES: LazyLock<BTreeMap<char, u8>> =
+        LazyLock::new(|| (0..=255).map(|byte| (self::letter(byte), byte)).collect());
+    BYTES.get(&letter).copied()
 }

@@ -138,7 +138,39 @@ pub enum DecoderError {
         path: PathBuf,
     },
 
-    /// A chat template that cannot be parsed, or that refuses a conversation.
+    /// A conversation was given to a model whose chat template cannot be parsed.
+    #[error("the model's chat template cannot be parsed: {reason}: give a plain prompt")]
+    BadTemplate {
+        /// What the parser says.
+        reason: String,
+    },
+
+    /// A model has templates, and none for this conversation.
+    #[error("the model has no chat template of the name `{name}`")]
+    TemplateName {
+        /// The name.
+        name: &'static str,
+    },
+
+    /// A conversation has something that the template does not read.
+    #[error("the model's chat template does not read `{name}`: leave it out")]
+    UnreadName {
+        /// What it would be called in the template.
+        name: &'static str,
+    },
+
+    /// The tokenizer has tokens that the model does not have.
+    #[error("the tokenizer gives `{token}` the id {id}, and the model's vocabulary has {vocab} tokens: they do not belong together")]
+    TokenizerVocabulary {
+        /// The token of the highest id.
+        token: String,
+        /// Its id.
+        id: u32,
+        /// Tokens of the vocabulary.
+        vocab: usize,
+    },
+
+    /// A chat template that refuses a conversation.
     #[error("the chat template: {0:#}")]
     Template(#[from] minijinja::Error),
 

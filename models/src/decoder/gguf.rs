@@ -100,6 +100,11 @@ impl Gguf {
         }
     }
 
+    /// The names of all metadata.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.content.metadata.keys().map(String::as_str)
+    }
+
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.value(name)? {
             Value::String(text) => Some(text),

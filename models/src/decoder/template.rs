@@ -1,88 +1,157 @@
 //! Chat templates: conversations as the text that a model was trained with.
 
-use std::path::{Path, PathBuf};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
-use minijinja::{context, Environment, Error, ErrorKind};
-use minijinja_contrib::pycompat::unknown_method_callback;
-use serde::Serialize;
+use minijinja::value::ValueKind;
+use minijinja::{Error, ErrorKind, Value};
+use serde_json::json;
 
+use super::conversation::{Conversation, Message, PromptEnd};
 use super::error::{DecoderError, Result};
+use super::jinja::{of_json, Jinja};
 
-/// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Message {
-    /// `system`, `user`, `assistant`, or whatever else the template knows.
-    pub role: String,
-    /// What was said.
-    pub content: String,
+/// A model's templates.
+pub(super) struct Templates {
+    /// The reason, if it cannot be parsed.
+    default: Option<Result<Template, String>>,
+    /// For conversations with tools, if they have one of their own.
+    tool_use: Option<Result<Template, String>>,
+    /// Tokens that templates name: `bos_token`, `eos_token`.
+    tokens: BTreeMap<String, String>,
 }
 
-/// A template of Jinja, as checkpoints have them.
-pub(super) struct Template {
-    environment: Environment<'static>,
-    bos: Option<String>,
-    eos: Option<String>,
+/// A template, and what it can read.
+struct Template {
+    jinja: Jinja,
+    /// Whether it reads content that is a list of parts.
+    reads_parts: bool,
+    /// Whether it reads content that is a text.
+    reads_texts: bool,
+    /// Whether it writes content that is null as a word.
+    writes_null: bool,
 }
 
-/// What the environment calls it.
-const NAME: &str = "chat";
+impl Templates {
+    /// Templates by name: `default`, `tool_use`. Others have no place in a request. A template that cannot be parsed costs chats alone.
+    pub fn new(sources: BTreeMap<String, String>, tokens: BTreeMap<String, String>) -> Option<Self> {
+        let parse = |name: &str| {
+            let parsed = Template::parse(sources.get(name)?, &tokens);
+            Some(parsed.map_err(|error| format!("{error:#}")))
+        };
+        let (default, tool_use) = (parse("default"), parse("tool_use"));
+        (default.is_some() || tool_use.is_some()).then_some(Self { default, tool_use, tokens })
+    }
+
+    /// The one template of a model.
+    pub fn of(source: &str, tokens: BTreeMap<String, String>) -> Option<Self> {
+        Self::new([("default".to_owned(), source.to_owned())].into(), tokens)
+    }
+
+    /// The prompt of a conversation.
+    pub fn render(&self, conversation: &Conversation) -> Result<String> {
+        let has_tools = conversation.names.get("tools").is_some_and(Value::is_true);
+        let template = match &self.tool_use {
+            Some(template) if has_tools => Some(template),
+            _ => self.default.as_ref(),
+        };
+        let template = template.ok_or_else(|| DecoderError::TemplateName { name: "default" })?;
+        let template = template.as_ref().map_err(|reason| DecoderError::BadTemplate { reason: reason.clone() })?;
+        // Who sends these asks for another answer than there is without them.
+        for name in ["tools", "documents", "reasoning_effort"] {
+            let is_given = conversation.names.get(name).is_some_and(Value::is_true);
+            if is_given && !template.jinja.reads(name) {
+                return Err(DecoderError::UnreadName { name });
+            }
+        }
+        Ok(template.render(conversation, &self.tokens)?)
+    }
+}
 
 impl Template {
-    /// Parses a template, which may name the tokens that begin and end a text.
-    pub fn new(source: String, bos: Option<String>, eos: Option<String>) -> Result<Self> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_unknown_method_callback(unknown_method_callback);
-        let raise = |reason: String| -> Result<String, Error> { Err(Error::new(ErrorKind::InvalidOperation, reason)) };
-        environment.add_function("raise_exception", raise);
-        environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment, bos, eos })
+    fn parse(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self, Error> {
+        let jinja = Jinja::parse(source, || chrono::Local::now().naive_local())?;
+        let mut template = Self { jinja, reads_parts: false, reads_texts: true, writes_null: false };
+        let probe = |messages: serde_json::Value| {
+            let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
+            template.write(&messages.into(), tokens).unwrap_or_default()
+        };
+        let said = "opara probes this template";
+        let of_parts = probe(json!([{"role": "user", "content": [{"type": "text", "text": said}]}]));
+        let of_text = probe(json!([{"role": "user", "content": said}]));
+        let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}});
+        let of_null = probe(json!([
+            {"role": "user", "content": said}, {"role": "assistant", "content": null, "tool_calls": [call]},
+        ]));
+        // Written as a list, it has the names of its parts.
+        let is_listed = ["'text'", "\"text\""].iter().any(|name| of_parts.contains(name));
+        template.reads_parts = of_parts.contains(said) && !is_listed;
+        template.reads_texts = of_text.contains(said) || !template.reads_parts;
+        template.writes_null = of_null.contains("None");
+        Ok(template)
     }
 
-    /// The prompt that asks for the next turn of the assistant.
-    pub fn render(&self, messages: &[Message]) -> Result<String> {
-        let (bos_token, eos_token) = (self.bos.as_deref().unwrap_or(""), self.eos.as_deref().unwrap_or(""));
-        let given = context! { messages, bos_token, eos_token, add_generation_prompt => true };
-        Ok(self.environment.get_template(NAME)?.render(given)?)
+    fn render(&self, conversation: &Conversation, tokens: &BTreeMap<String, String>) -> Result<String, Error> {
+        let messages: Vec<Message> = conversation.messages.iter().map(|message| self.readable(message)).collect();
+        let last = messages.last().map(|message| message.field("content"));
+        let prompt = self.write(&Conversation { messages, ..conversation.clone() }, tokens)?;
+        match conversation.end {
+            PromptEnd::Content => until_content(prompt, last.as_ref()),
+            PromptEnd::Answer | PromptEnd::Turn => Ok(prompt),
+        }
+    }
+
+    /// A message with content that the template reads: text for parts, parts for text.
+    fn readable<'a>(&self, message: &'a Message) -> Message {
+        let content = message.field("content");
+        let has_calls = message.field("tool_calls").is_true();
+        match content.kind() {
+            ValueKind::Seq if !self.reads_parts => message.with("content", Value::from(texts(&content).join("\n"))),
+            ValueKind::String if !self.reads_texts => {
+                let part: Value = [("type", Value::from("text")), ("text", content)].into_iter().collect();
+                message.with("content", Value::from(vec![part]))
+            }
+            ValueKind::None | ValueKind::Undefined if !has_calls || self.writes_null => {
+                message.with("content", Value::from(""))
+            }
+            _ => message.clone(),
+        }
+    }
+
+    fn write(&self, conversation: &Conversation, tokens: &BTreeMap<String, String>) -> Result<String, Error> {
+        let none = || Value::from(());
+        let mut names: BTreeMap<Cow<str>, Value> = BTreeMap::new();
+        names.extend(tokens.iter().map(|(name, token)| (name.into(), token.as_str().into())));
+        names.extend([("tools".into(), none()), ("documents".into(), none())]);
+        names.extend(conversation.names.iter().map(|(name, value)| (name.into(), of_json(value))));
+        let messages: Value = conversation.messages.iter().map(|message| of_json(message.value())).collect();
+        names.insert("messages".into(), messages);
+        names.insert("add_generation_prompt".into(), (conversation.end == PromptEnd::Answer).into());
+        self.jinja.render(names.into_iter().collect())
     }
 }
 
-/// The tokens that begin and end a text, and the template, as the files beside a tokenizer say.
-pub(super) fn beside(tokenizer: &Path) -> Result<Option<Template>> {
-    let json = |name: &str| -> Result<serde_json::Value> {
-        let path = tokenizer.with_file_name(name);
-        match read(&path)? {
-            Some(text) => serde_json::from_str(&text).map_err(|source| DecoderError::Json { path, source }),
-            None => Ok(serde_json::Value::Null),
-        }
-    };
-    let settings = json("tokenizer_config.json")?;
-    // A token is its text, or an object that has it.
-    let token = |name: &str| {
-        let token = settings.get(name)?;
-        token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
-    };
-    // A template is a text, or one of several by name.
-    let of_settings = settings.get("chat_template").and_then(|template| match template.as_array() {
-        None => template.as_str(),
-        Some(several) => {
-            let default = several.iter().find(|one| one.get("name").and_then(|name| name.as_str()) == Some("default"));
-            default.or(several.first())?.get("template")?.as_str()
-        }
+/// The texts of content's parts.
+fn texts(content: &Value) -> Vec<String> {
+    let parts = content.try_iter().into_iter().flatten();
+    parts.filter_map(|part| Some(part.get_attr("text").ok()?.as_str()?.to_owned())).collect()
+}
+
+/// A prompt up to the end of the last turn's content, as transformers cuts it.
+fn until_content(mut prompt: String, content: Option<&Value>) -> Result<String, Error> {
+    let refused = |reason: &str| Error::new(ErrorKind::InvalidOperation, reason.to_owned());
+    let content = content.map(|content| match content.as_str() {
+        Some(text) => text.to_owned(),
+        None => texts(content).pop().unwrap_or_default(),
     });
-    let source = match read(&tokenizer.with_file_name("chat_template.jinja"))? {
-        Some(source) => Some(source),
-        None => of_settings.map(str::to_owned),
-    };
-    source.map(|source| Template::new(source, token("bos_token"), token("eos_token"))).transpose()
-}
-
-/// The text of a file that need not be there.
-fn read(path: &Path) -> Result<Option<String>> {
-    match std::fs::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(DecoderError::Read { path: PathBuf::from(path), source }),
-    }
+    let content = content.filter(|content| !content.trim().is_empty());
+    let content = content.ok_or_else(|| refused("the last message has no text to be continued"))?;
+    let start = prompt.rfind(content.trim());
+    let start = start
+        .ok_or_else(|| refused("the template does not write the last message as it is: it cannot be continued"))?;
+    // Where the template keeps the spaces behind the text, they are part of it.
+    let whole = content.trim_start();
+    let kept = if prompt[start..].starts_with(whole) { whole } else { content.trim() };
+    prompt.truncate(start + kept.len());
+    Ok(prompt)
 }

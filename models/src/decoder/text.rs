@@ -3,38 +3,75 @@
 use std::path::{Path, PathBuf};
 
 use opara_weights::Checkpoint;
-use tokenizers::decoders::byte_level::ByteLevel;
-use tokenizers::models::bpe::BPE;
-use tokenizers::pre_tokenizers::sequence::Sequence;
-use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
-use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
+use tokenizers::Tokenizer;
 
+use super::conversation::Conversation;
 use super::error::{DecoderError, Result};
-use super::gguf::Gguf;
-use super::template::{beside, Message, Template};
+use super::pieces::Dependence;
+use super::settings::Settings;
+use super::template::Templates;
+use crate::tokenizer;
 
-/// A model's tokenizer, and its chat template, if it has one.
+/// A model's tokenizer, and its chat templates, if it has some.
 pub struct Text {
     pub(super) tokenizer: Tokenizer,
-    pub(super) template: Option<Template>,
+    pub(super) templates: Option<Templates>,
     /// Where they are from.
     pub(super) path: PathBuf,
+    /// Whether the tokenizer adds the tokens that begin and end a text.
+    pub(super) adds_special: bool,
     /// The token that every text begins with, where the tokenizer does not add it by itself.
     pub(super) bos: Option<u32>,
+    /// The one that every text ends with.
+    pub(super) eos: Option<u32>,
+    /// Whether conversations begin with it, too, where their template does not write it.
+    pub(super) begins_chats: bool,
+    pub(super) dependence: Dependence,
 }
 
 impl Text {
-    /// Of `tokenizer.json` and of `tokenizer_config.json` and `chat_template.jinja` beside it.
+    pub(super) fn new(tokenizer: Tokenizer, templates: Option<Templates>, path: PathBuf) -> Result<Self> {
+        let dependence = Dependence::of(&tokenizer);
+        let (adds_special, begins_chats) = (true, false);
+        Ok(Self { tokenizer, templates, path, adds_special, bos: None, eos: None, begins_chats, dependence })
+    }
+
+    /// Of `tokenizer.json` and of what lies beside it: `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` and
+    /// `additional_chat_templates`. A template that cannot be parsed costs conversations alone.
     ///
     /// # Errors
-    /// [`DecoderError::NoTokenizer`], [`DecoderError::Tokenizer`], [`DecoderError::Template`], files that cannot be read.
+    /// [`DecoderError::NoTokenizer`], [`DecoderError::Tokenizer`], files that cannot be read.
     pub fn beside(tokenizer: &Path) -> Result<Self> {
         if !tokenizer.is_file() {
             let reason = "tokenizer.json is missing".into();
             return Err(DecoderError::NoTokenizer { path: tokenizer.into(), reason });
         }
-        let loaded = Tokenizer::from_file(tokenizer).map_err(DecoderError::Tokenizer)?;
-        Ok(Self { tokenizer: loaded, template: beside(tokenizer)?, path: tokenizer.into(), bos: None })
+        let loaded = tokenizer::load(tokenizer).map_err(DecoderError::Tokenizer)?;
+        let settings = Settings::beside(tokenizer)?;
+        let mut text = Self::new(loaded, settings.templates()?, tokenizer.into())?;
+        if let [None, None] = settings.adds {
+            return Ok(text);
+        }
+        // What the settings do not say is as the tokenizer has it.
+        let own = text.encode("")?;
+        let token = |name: &str, adds: Option<bool>, at: Option<&u32>| {
+            let id = settings.tokens.get(name).and_then(|token| text.tokenizer.token_to_id(token));
+            let lacks = || DecoderError::NoTokenizer {
+                path: tokenizer.into(),
+                reason: format!(
+                    "tokenizer_config.json has texts begin or end with the `{name}`, which is none of its tokens"
+                ),
+            };
+            match adds {
+                Some(true) => id.ok_or_else(lacks).map(Some),
+                Some(false) => Ok(None),
+                None => Ok(id.filter(|id| at == Some(id))),
+            }
+        };
+        let bos = token("bos_token", settings.adds[0], own.first())?;
+        let eos = token("eos_token", settings.adds[1], own.last())?;
+        (text.adds_special, text.bos, text.eos) = (false, bos, eos);
+        Ok(text)
     }
 
     /// Of a checkpoint's `tokenizer.json` and what lies beside it.
@@ -51,49 +88,60 @@ impl Text {
         }
     }
 
-    /// Of a GGUF file: `tokenizer.json` beside it, else the file's own, if that is of bytes (`gpt2`).
-    ///
-    /// # Errors
-    /// [`DecoderError::NoTokenizer`], [`DecoderError::Gguf`], and those of [`beside`](Self::beside).
-    pub fn of_gguf(path: &Path) -> Result<Self> {
-        let beside = path.with_file_name("tokenizer.json");
-        if beside.is_file() {
-            return Self::beside(&beside);
-        }
-        let gguf = Gguf::open(path, candle::DType::F32, &candle::Device::Cpu)?;
-        let tokens = gguf.texts("tokenizer.ggml.tokens").unwrap_or_default();
-        let token = |name: &str| gguf.count(name).and_then(|id| tokens.get(id)).map(|token| token.to_string());
-        let (bos, eos) = (token("tokenizer.ggml.bos_token_id"), token("tokenizer.ggml.eos_token_id"));
-        let source = gguf.text("tokenizer.chat_template").map(str::to_owned);
-        let template = source.map(|source| Template::new(source, bos, eos)).transpose()?;
-        let adds_bos = gguf.flag("tokenizer.ggml.add_bos_token") == Some(true);
-        let bos = gguf.count("tokenizer.ggml.bos_token_id").filter(|_| adds_bos).map(|id| id as u32);
-        Ok(Self { tokenizer: of_bytes(&gguf)?, template, path: path.into(), bos })
-    }
-
-    /// The tokens of a prompt, with the one that begins a text, if the model has one.
+    /// The tokens of a prompt, with those that begin and end a text, if the model has such.
     ///
     /// # Errors
     /// [`DecoderError::Tokenizer`].
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let tokens = self.tokenizer.encode(text, true).map_err(DecoderError::Tokenizer)?;
-        Ok(self.bos.into_iter().chain(tokens.get_ids().iter().copied()).collect())
+        Ok(self.bos.into_iter().chain(self.tokens(text, self.adds_special)?).chain(self.eos).collect())
     }
 
-    /// The tokens of a conversation up to where the assistant answers.
+    /// The tokens of a conversation, mostly up to where the assistant answers.
     ///
     /// # Errors
-    /// [`DecoderError::NoTemplate`], [`DecoderError::Template`], [`DecoderError::Tokenizer`].
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        let template = self.template.as_ref().ok_or_else(|| DecoderError::NoTemplate { path: self.path.clone() })?;
+    /// [`DecoderError::NoTemplate`], [`DecoderError::BadTemplate`], [`DecoderError::Template`], [`DecoderError::UnreadName`],
+    /// [`DecoderError::Tokenizer`].
+    pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>> {
+        let prompt = self.prompt(conversation)?;
         // Templates have the special tokens in them.
-        let tokens = self.tokenizer.encode(template.render(messages)?, false).map_err(DecoderError::Tokenizer)?;
+        let tokens = self.tokens(&prompt, false)?;
+        let bos = self.bos.filter(|bos| self.begins_chats && tokens.first() != Some(bos));
+        Ok(bos.into_iter().chain(tokens).collect())
+    }
+
+    fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<u32>> {
+        let tokens =
+            tokenizer::guarded(|| self.tokenizer.encode(text, adds_special)).map_err(DecoderError::Tokenizer)?;
         Ok(tokens.get_ids().to_vec())
+    }
+
+    /// The text that the model's template makes of a conversation.
+    ///
+    /// # Errors
+    /// Those of [`encode_chat`](Self::encode_chat).
+    pub fn prompt(&self, conversation: &Conversation) -> Result<String> {
+        let templates = self.templates.as_ref().ok_or_else(|| DecoderError::NoTemplate { path: self.path.clone() })?;
+        templates.render(conversation)
+    }
+
+    /// Refuses a tokenizer whose texts have tokens that a model of this vocabulary does not have. Tokens that were added by hand may be
+    /// such: a prompt with one of them is refused.
+    ///
+    /// # Errors
+    /// [`DecoderError::TokenizerVocabulary`].
+    pub fn check_vocabulary(&self, vocab: usize) -> Result<()> {
+        let added = self.tokenizer.get_added_vocabulary().get_vocab();
+        let words = self.tokenizer.get_vocab(false).into_iter().filter(|(token, _)| !added.contains_key(token));
+        let most = words.max_by_key(|(_, id)| *id).filter(|(_, id)| *id as usize >= vocab);
+        match most {
+            Some((token, id)) => Err(DecoderError::TokenizerVocabulary { token, id, vocab }),
+            None => Ok(()),
+        }
     }
 
     /// Whether conversations have a template.
     pub fn has_template(&self) -> bool {
-        self.template.is_some()
+        self.templates.is_some()
     }
 
     /// The text of tokens, without special ones.
@@ -101,58 +149,6 @@ impl Text {
     /// # Errors
     /// [`DecoderError::Tokenizer`].
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.tokenizer.decode(tokens, true).map_err(DecoderError::Tokenizer)
+        tokenizer::guarded(|| self.tokenizer.decode(tokens, true)).map_err(DecoderError::Tokenizer)
     }
-}
-
-/// How texts are split before bytes are merged, by the names of GGUF files.
-fn split(name: &str) -> Option<&'static str> {
-    Some(match name {
-        "llama-bpe" | "llama3" => {
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        }
-        "qwen2" => {
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-        }
-        "smollm" => r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        "gpt-2" | "default" => r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-        _ => return None,
-    })
-}
-
-/// Byte pairs, as `tokenizer.ggml.*` describe them.
-fn of_bytes(gguf: &Gguf) -> Result<Tokenizer> {
-    let lacks = |reason: String| DecoderError::NoTokenizer { path: gguf.path().into(), reason };
-    let kind = gguf.text("tokenizer.ggml.model").unwrap_or("none");
-    let (tokens, merges) = (gguf.texts("tokenizer.ggml.tokens"), gguf.texts("tokenizer.ggml.merges"));
-    let (Some(tokens), Some(merges), "gpt2") = (tokens, merges, kind) else {
-        return Err(lacks(format!(
-            "the file's own is of kind `{kind}`, and only `gpt2` is known: put tokenizer.json beside it"
-        )));
-    };
-    let pre = gguf.text("tokenizer.ggml.pre").unwrap_or("default");
-    let pattern =
-        split(pre).ok_or_else(|| lacks(format!("texts are split by `{pre}`: put tokenizer.json beside the file")))?;
-    let merges = merges.iter().map(|merge| {
-        let pair = merge.split_once(' ').map(|(first, second)| (first.to_owned(), second.to_owned()));
-        pair.ok_or_else(|| lacks(format!("`{merge}` is not a pair to merge")))
-    });
-    let merges = merges.collect::<Result<Vec<_>>>()?;
-    let vocab: tokenizers::models::bpe::Vocab = tokens.iter().map(|token| token.to_string()).zip(0..).collect();
-    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(pre == "llama-bpe").build();
-    let mut tokenizer = Tokenizer::new(model.map_err(DecoderError::Tokenizer)?);
-    let split = Split::new(SplitPattern::Regex(pattern.into()), SplitDelimiterBehavior::Isolated, false);
-    let steps: [PreTokenizerWrapper; 2] =
-        [split.map_err(DecoderError::Tokenizer)?.into(), ByteLevel::new(false, true, false).into()];
-    tokenizer.with_pre_tokenizer(Some(Sequence::new(steps.to_vec())));
-    tokenizer.with_decoder(Some(ByteLevel::default()));
-    // Kinds of tokens: 3 controls, 4 was added by hand.
-    let kinds = gguf.numbers("tokenizer.ggml.token_type").unwrap_or_default();
-    let of_kind = |kind: u64| {
-        let tokens = tokens.iter().zip(&kinds).filter(move |(_, of)| **of == kind);
-        tokens.map(move |(token, _)| AddedToken::from(token.to_string(), kind == 3)).collect::<Vec<_>>()
-    };
-    tokenizer.add_special_tokens(of_kind(3)).map_err(DecoderError::Tokenizer)?;
-    tokenizer.add_tokens(of_kind(4)).map_err(DecoderError::Tokenizer)?;
-    Ok(tokenizer)
 }

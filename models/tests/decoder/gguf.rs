@@ -15,7 +15,17 @@ fn paired(rows: usize, heads: usize) -> Vec<u32> {
 }
 
 /// The seeded model as llama.cpp's converter writes it, with matrices of a given type.
-fn file(folder: &Path, config: &Config, matrices: GgmlDType) -> Result<PathBuf> {
+pub(crate) fn file(folder: &Path, config: &Config, matrices: GgmlDType) -> Result<PathBuf> {
+    file_with(folder, config, matrices, &[])
+}
+
+/// The same with other metadata: a value, or that there is none.
+pub(crate) fn file_with(
+    folder: &Path,
+    config: &Config,
+    matrices: GgmlDType,
+    others: &[(&str, Option<Value>)],
+) -> Result<PathBuf> {
     let weights = opara_weights::seeded(11, DType::F32, CPU);
     let mut tensors = Vec::new();
     let mut add = |name: String, from: String, shape: &[usize], heads: Option<usize>| -> Result<()> {
@@ -66,14 +76,16 @@ fn file(folder: &Path, config: &Config, matrices: GgmlDType) -> Result<PathBuf> 
         ("tokenizer.ggml.token_type", Value::Array([1, 1, 1, 1, 1, 1, 3].map(Value::I32).to_vec())),
         ("tokenizer.ggml.eos_token_id", number(6)),
     ];
-    let metadata: Vec<_> = metadata.iter().map(|(name, value)| (*name, value)).collect();
+    let metadata = metadata.iter().map(|(name, value)| (*name, value));
+    let mut metadata: Vec<_> = metadata.filter(|(name, _)| others.iter().all(|(other, _)| other != name)).collect();
+    metadata.extend(others.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?))));
     let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     let path = folder.join(format!("{matrices:?}.gguf"));
     write(&mut std::fs::File::create(&path)?, &metadata, &tensors)?;
     Ok(path)
 }
 
-fn config() -> Config {
+pub(crate) fn config() -> Config {
     // Files have the epsilon in f32.
     Config { intermediate: 64, eps: f64::from(1e-6f32), ..Config::tiny() }
 }

@@ -2,6 +2,9 @@
 
 mod generation;
 mod gguf;
+mod gguf_text;
+mod pieces;
+mod templates;
 mod text;
 
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! Prompts, chat templates, and characters that come token by token.
 
-use opara_models::decoder::{Message, Pieces, Text};
+use opara_models::decoder::{Conversation, Message, Pieces, Text};
 
 use super::*;
 
@@ -9,8 +9,8 @@ const TOKENIZER: &str = r#"{"version": "1.0", "added_tokens": [
     "model": {"type": "WordLevel", "vocab": {"user": 0, "hello": 1, "there": 2, "<s>": 3, "[?]": 4}, "unk_token": "[?]"},
     "pre_tokenizer": {"type": "Whitespace"}}"#;
 
-fn said_by_user(content: &str) -> Vec<Message> {
-    vec![Message { role: "user".into(), content: content.into() }]
+pub(crate) fn said_by_user(content: &str) -> Conversation {
+    vec![Message::new("user", content)].into()
 }
 
 #[test]
@@ -27,15 +27,85 @@ fn templates_are_found_and_rendered() -> Result<()> {
     std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string())?;
     let text = Text::beside(&path).expect("a tokenizer");
     assert_eq!(text.encode_chat(&said_by_user(" hello there ")).expect("tokens"), [3, 0, 1, 2]);
-    let strange = [Message { role: "xenon".into(), content: String::new() }];
+    let strange = vec![Message::new("xenon", "")].into();
     assert!(told(text.encode_chat(&strange)).contains("who?"));
     std::fs::write(folder.path().join("chat_template.jinja"), "there")?;
     assert_eq!(Text::beside(&path).expect("a tokenizer").encode_chat(&said_by_user("hello")).expect("tokens"), [2]);
+    // A template that cannot be parsed costs conversations alone.
     std::fs::write(folder.path().join("chat_template.jinja"), "{% for %}")?;
-    assert!(told(Text::beside(&path)).contains("template"));
+    let bad = Text::beside(&path).expect("a tokenizer");
+    assert!(
+        bad.has_template() && told(bad.encode_chat(&said_by_user("hello"))).contains("cannot be parsed: syntax error")
+    );
+    assert_eq!(bad.encode("hello there").expect("tokens"), [1, 2]);
     let mut pieces = text.pieces();
     let piece = [1, 2].map(|token| pieces(token).expect("a piece")).concat();
     assert_eq!(piece, "hello there");
+    Ok(())
+}
+
+#[test]
+fn truncation_and_padding_that_a_file_keeps_are_not_applied() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    let truncation = r#"{"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}"#;
+    let padding = r#"{"strategy": {"Fixed": 8}, "direction": "Left", "pad_to_multiple_of": null, "pad_id": 4,
+                      "pad_type_id": 0, "pad_token": "[?]"}"#;
+    let saved = format!(r#"{{"truncation": {truncation}, "padding": {padding}, {}"#, &TOKENIZER[1..]);
+    std::fs::write(&path, saved)?;
+    std::fs::write(folder.path().join("chat_template.jinja"), "{% for m in messages %}{{ m.content }}{% endfor %}")?;
+    let text = Text::beside(&path).expect("a tokenizer");
+    assert_eq!(text.encode("hello there user").expect("tokens"), [1, 2, 0]);
+    assert_eq!(text.encode_chat(&said_by_user("user hello there")).expect("tokens"), [0, 1, 2]);
+    Ok(())
+}
+
+#[test]
+fn texts_begin_and_end_as_the_settings_have_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    let begins = r#""post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}}], "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}}"#;
+    let with = format!("{{{begins}, {}", &TOKENIZER[1..]);
+    let tokens = |tokenizer: &str, settings: &str| -> Result<Vec<u32>> {
+        std::fs::write(&path, tokenizer)?;
+        std::fs::write(folder.path().join("tokenizer_config.json"), settings)?;
+        Ok(Text::beside(&path).expect("a tokenizer").encode("hello").expect("tokens"))
+    };
+    for (settings, expected) in [
+        (r#"{"bos_token": "<s>"}"#, [vec![1], vec![3, 1]]),
+        (r#"{"bos_token": "<s>", "add_bos_token": null}"#, [vec![1], vec![3, 1]]),
+        (r#"{"bos_token": "<s>", "add_bos_token": true}"#, [vec![3, 1], vec![3, 1]]),
+        (r#"{"bos_token": "<s>", "add_bos_token": false}"#, [vec![1], vec![1]]),
+        (r#"{"bos_token": "<s>", "eos_token": "user", "add_eos_token": true}"#, [vec![1, 0], vec![3, 1, 0]]),
+    ] {
+        assert_eq!([tokens(TOKENIZER, settings)?, tokens(&with, settings)?], expected, "{settings}");
+    }
+    std::fs::write(folder.path().join("tokenizer_config.json"), r#"{"bos_token": null, "add_bos_token": true}"#)?;
+    assert!(told(Text::beside(&path)).contains("the `bos_token`, which is none of its tokens"));
+    // A conversation has what its template writes.
+    let settings = r#"{"bos_token": "<s>", "add_bos_token": true, "chat_template": "{{ messages[0].content }}"}"#;
+    tokens(TOKENIZER, settings)?;
+    assert_eq!(Text::beside(&path).expect("a tokenizer").encode_chat(&said_by_user("hello")).expect("tokens"), [1]);
+    Ok(())
+}
+
+#[test]
+fn a_vocabulary_beyond_the_models_is_named() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, TOKENIZER)?;
+    let text = Text::beside(&path).expect("a tokenizer");
+    assert!(text.check_vocabulary(5).is_ok());
+    let expected =
+        "the tokenizer gives `[?]` the id 4, and the model's vocabulary has 4 tokens: they do not belong together";
+    assert_eq!(told(text.check_vocabulary(4)), expected);
+    // A token that was added by hand may be beyond it: a prompt with it is refused.
+    std::fs::write(
+        &path,
+        TOKENIZER.replace("\"id\": 3", "\"id\": 5").replace(", \"<s>\": 3", "").replace(": 4}", ": 3}"),
+    )?;
+    assert!(Text::beside(&path).expect("a tokenizer").check_vocabulary(4).is_ok());
     Ok(())
 }
 
@@ -63,4 +133,88 @@ fn characters_come_whole_and_nothing_is_lost() {
         assert_eq!(told, text.decode(bytes).expect("a text"), "{bytes:?}");
         assert_eq!(told, String::from_utf8_lossy(&bytes.iter().map(|byte| *byte as u8).collect::<Vec<_>>()));
     }
+}
+
+/// All values in JSON, by the way to them.
+fn places(json: &serde_json::Value) -> Vec<String> {
+    let inner = |(name, value): (String, &serde_json::Value)| {
+        let name = name.replace('~', "~0").replace('/', "~1");
+        let below = places(value).into_iter().map(|place| format!("/{name}{place}"));
+        std::iter::once(format!("/{name}")).chain(below.collect::<Vec<_>>()).collect::<Vec<_>>()
+    };
+    match json {
+        serde_json::Value::Object(fields) => {
+            fields.iter().flat_map(|(name, value)| inner((name.clone(), value))).collect()
+        }
+        serde_json::Value::Array(items) => {
+            items.iter().enumerate().flat_map(|(at, value)| inner((at.to_string(), value))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn damaged_tokenizers_are_refused_or_work_and_none_panics() -> Result<()> {
+    use serde_json::json;
+    let special = json!([{"id": 0, "content": "<s>", "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false}]);
+    let begins = json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [0], "tokens": ["<s>"]}}});
+    let vocab = json!({"<s>": 0, "a": 1, "b": 2, "ab": 3, "<0x61>": 4, "\u{120}": 5, "##b": 6});
+    let of = |model: serde_json::Value, pre: serde_json::Value, decoder: serde_json::Value| {
+        json!({"version": "1.0", "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+            "padding": {"strategy": {"Fixed": 4}, "direction": "Right", "pad_to_multiple_of": 2, "pad_id": 0, "pad_type_id": 0, "pad_token": "<s>"},
+            "added_tokens": special, "normalizer": {"type": "Replace", "pattern": {"Regex": "c+"}, "content": "a"}, "pre_tokenizer": pre,
+            "post_processor": begins, "decoder": decoder, "model": model})
+    };
+    let split = json!({"type": "Split", "pattern": {"Regex": "\\s"}, "behavior": "Isolated", "invert": false});
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true});
+    let files = [
+        of(
+            json!({"type": "BPE", "vocab": vocab, "merges": [["a", "b"]], "unk_token": "<s>", "byte_fallback": true, "dropout": null}),
+            bytes.clone(),
+            bytes,
+        ),
+        of(
+            json!({"type": "WordPiece", "vocab": vocab, "unk_token": "<s>", "continuing_subword_prefix": "##", "max_input_chars_per_word": 9}),
+            json!({"type": "BertPreTokenizer"}),
+            json!({"type": "WordPiece", "prefix": "##", "cleanup": true}),
+        ),
+        of(
+            json!({"type": "Unigram", "vocab": [["<s>", 0.0], ["a", -1.5], ["b", -2.0]], "unk_id": 0, "byte_fallback": false}),
+            json!({"type": "Sequence", "pretokenizers": [split, {"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "always", "split": true}]}),
+            json!({"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}),
+        ),
+    ];
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    let mut loaded = 0;
+    for json in &files {
+        std::fs::write(&path, json.to_string())?;
+        assert!(Text::beside(&path).is_ok());
+        for place in places(json) {
+            for value in [
+                json!(null),
+                json!(-1),
+                json!(1u64 << 40),
+                json!(u32::MAX),
+                json!(""),
+                json!("("),
+                json!([]),
+                json!({}),
+                json!(1e300),
+                json!(false),
+            ] {
+                let mut damaged = json.clone();
+                *damaged.pointer_mut(&place).expect("it is there") = value;
+                std::fs::write(&path, damaged.to_string())?;
+                let Ok(text) = Text::beside(&path) else { continue };
+                loaded += 1;
+                let tokens = text.encode("ab c \u{e9}<s>");
+                let _ = text.decode(&tokens.unwrap_or_default());
+                let _ = (text.decode(&[0, 1, 4, u32::MAX]), text.check_vocabulary(7));
+            }
+        }
+    }
+    assert!(loaded > 100, "{loaded}");
+    Ok(())
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use opara_models::decoder::{Pieces, Text};
+use opara_models::decoder::{DecoderError, Pieces, Text};
 
 use super::delivery::{Event, Finish, Receiver};
 use super::stop::StopStrings;
 use super::Result;
-use crate::batch::Error;
+use crate::batch::{EngineError, Error};
 
 /// A text that is being written. Dropping it cancels the request.
 pub struct Answer {
@@ -70,7 +70,8 @@ impl Answer {
                     if self.is_streamed {
                         self.deadline = None;
                     }
-                    let (certain, has_ended) = self.stops.push(&self.text.piece(&mut self.pieces, token)?);
+                    let piece = self.text.piece(&mut self.pieces, token).map_err(undecodable)?;
+                    let (certain, has_ended) = self.stops.push(&piece);
                     if has_ended {
                         self.end(Finish::Stop);
                     }
@@ -78,7 +79,8 @@ impl Answer {
                 }
                 Event::Ended(finish) => {
                     let finish = finish?;
-                    let (certain, has_ended) = self.stops.push(&self.text.rest(&self.pieces)?);
+                    let rest = self.text.rest(&self.pieces).map_err(undecodable)?;
+                    let (certain, has_ended) = self.stops.push(&rest);
                     self.end(if has_ended { Finish::Stop } else { finish });
                     certain + &self.stops.rest()
                 }
@@ -125,4 +127,9 @@ impl Answer {
         self.finish = Some(finish);
         self.receiver.close();
     }
+}
+
+/// Tokens without a text are no fault of the client's.
+fn undecodable(error: DecoderError) -> Error {
+    Error::Engine(EngineError::new(format!("tokens have no text: {error}")))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use opara_candle::ops::Sampling;
-use opara_models::decoder::{Message, Request, Text};
+use opara_models::decoder::{Conversation, Request, Text};
 
 use super::{Answer, Result, Writer};
 
@@ -15,7 +15,7 @@ pub enum Prompt {
     /// Token ids of the model's vocabulary.
     Tokens(Vec<u32>),
     /// A conversation, which the model's chat template writes as a prompt.
-    Chat(Vec<Message>),
+    Chat(Conversation),
 }
 
 /// What an answer shall be like.
@@ -56,7 +56,7 @@ impl Generator {
         Ok(match prompt {
             Prompt::Text(text) => self.text.encode(&text)?,
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Chat(messages) => self.text.encode_chat(&messages)?,
+            Prompt::Chat(conversation) => self.text.encode_chat(&conversation)?,
         })
     }
 

@@ -51,10 +51,12 @@ impl TextDecoder {
         }
         if is_gguf(path) {
             let (config, text) = (Config::of_gguf(path)?, Text::of_gguf(path)?);
+            text.check_vocabulary(config.vocab)?;
             return Ok(Self { weights: Weights::Gguf(path.into()), config, text: Arc::new(text) });
         }
         let checkpoint = Checkpoint::find(&path.display().to_string()).map_err(DecoderError::from)?;
         let (config, text) = (Config::of_checkpoint(&checkpoint)?, Text::of_checkpoint(&checkpoint)?);
+        text.check_vocabulary(config.vocab)?;
         Ok(Self { weights: Weights::Checkpoint(Box::new(checkpoint)), config, text: Arc::new(text) })
     }
 

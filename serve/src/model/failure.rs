@@ -138,7 +138,14 @@ impl From<GenerateError> for Failure {
             DecoderError::NoTemplate { .. } => {
                 Self::invalid("this model has no chat template: give it a prompt by /v1/completions")
             }
-            DecoderError::Template(_) | DecoderError::Tokenizer(_) => Self::invalid(error.to_string()),
+            DecoderError::BadTemplate { reason } => {
+                let message = "this model's chat template cannot be parsed: give it a prompt by /v1/completions";
+                Self::invalid(format!("{message}: {reason}"))
+            }
+            DecoderError::Template(_)
+            | DecoderError::TemplateName { .. }
+            | DecoderError::UnreadName { .. }
+            | DecoderError::Tokenizer(_) => Self::invalid(error.to_string()),
             _ => Self::new(Kind::Internal, error.to_string()),
         }
     }

@@ -145,8 +145,8 @@ async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
 #[tokio::test]
 async fn conversations_go_through_the_template() -> Result<()> {
     let of = texts(&Settings::default())?;
-    let said = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-    let prompt = of.text.encode_chat(&[said("system", "be brief"), said("user", "hello")])?;
+    let said = vec![Message::new("system", "be brief"), Message::new("user", "hello")];
+    let prompt = of.text.encode_chat(&said.into())?;
     let sampling = Sampling { temperature: 1., seed: 8, ..Sampling::default() };
     let expected = of.text.decode(&of.alone(&prompt, 20, sampling)?)?;
     let mut body = json!({

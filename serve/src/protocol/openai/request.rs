@@ -223,9 +223,10 @@ fn chat(turns: Vec<Turn>) -> Result<Prompt> {
             Some(Content::Text(text)) => text,
             Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<String>>()?,
         };
-        Ok(Message { role: turn.role, content })
+        Ok(Message::new(&turn.role, &content))
     };
-    Ok(Prompt::Chat(turns.into_iter().map(message).collect::<Result<_>>()?))
+    let messages: Vec<Message> = turns.into_iter().map(message).collect::<Result<_>>()?;
+    Ok(Prompt::Chat(messages.into()))
 }
 
 fn text(part: Part) -> Result<String> {
@@ -274,8 +275,8 @@ mod tests {
                                     {"role": "assistant", "content": null}],
         });
         let Asked { prompt, wanted, has_usage, .. } = read(Form::Chat, fields).expect("sound");
-        let said = |role: &str, content: &str| Message { role: role.into(), content: content.into() };
-        assert_eq!(prompt, Prompt::Chat(vec![said("user", "ab"), said("assistant", "")]));
+        let said = vec![Message::new("user", "ab"), Message::new("assistant", "")];
+        assert_eq!(prompt, Prompt::Chat(said.into()));
         let sampling = Sampling { top_p: 0.5, min_p: 0.1, repetition_penalty: 1.5, seed: 3, ..Sampling::default() };
         let expected = Wanted { tokens: Some(7), sampling, stops: vec!["a".into(), "b".into()], is_streamed: true };
         assert_eq!((wanted, has_usage), (expected, true));
