@@ -31,7 +31,7 @@ impl Text {
 }
 
 /// The letter that a byte has in vocabularies of bytes, as in GPT-2's: itself if it can be printed.
-fn letter(byte: u8) -> char {
+pub(super) fn letter(byte: u8) -> char {
     let is_printed = |byte: u8| matches!(byte, 33..=126 | 161..=172 | 174..=255);
     match is_printed(byte) {
         true => char::from(byte),

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle::Tensor;
-use opara_candle::ops::Sampling;
+use opara_candle::ops::{Sampling, BARRED};
 use opara_candle::{Builder, Mode, StepExecutor};
 
 use super::error::Result;
@@ -38,7 +38,7 @@ impl Engine {
     pub fn new(model: Arc<Decoder>, slots: usize, builder: Option<&Builder>) -> Result<Self> {
         let buckets: Vec<usize> =
             std::iter::successors(Some(2), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
-        let none_seen = seen(&model, [])?;
+        let none_seen = marks(&model, [], &[])?;
         let state = Slots::new(&model, slots)?;
         let build = |builder| Executors::build(&model, &state, &buckets, builder);
         let executors = builder.map(build).transpose()?.map(Box::new);
@@ -67,9 +67,9 @@ impl Engine {
         Ok(self.slots.upload(slots)?)
     }
 
-    /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them.
-    pub fn seen(&self, tokens: impl IntoIterator<Item = u32>) -> Result<Tensor> {
-        Ok(seen(&self.model, tokens)?)
+    /// Tokens as [`Part::seen`] and [`set_seen`](Self::set_seen) take them: those of the text so far, and those to bar.
+    pub fn marks(&self, seen: impl IntoIterator<Item = u32>, barred: &[u32]) -> Result<Tensor> {
+        Ok(marks(&self.model, seen, barred)?)
     }
 
     pub fn none_seen(&self) -> &Tensor {
@@ -124,13 +124,13 @@ impl Engine {
 impl Executors {
     fn build(model: &Arc<Decoder>, slots: &Slots, buckets: &[usize], builder: &Builder) -> Result<Self> {
         let part = |tokens: &[u32], start, sampling, seen: &Tensor| {
-            Part { tokens, start, sampling, seen }.inputs(model.device())
+            Part { tokens, start, sampling, bars: false, seen }.inputs(model.device())
         };
-        let first = part(&[0], 0, Sampling::default(), &seen(model, [])?)?;
+        let first = part(&[0], 0, Sampling::default(), &marks(model, [], &[])?)?;
         // Of other values, so that the host code is seen not to depend on any. There are places for a whole part behind its start.
         let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
         let tokens: Vec<u32> = (1..=99).map(|token| token % model.config.vocab as u32).collect();
-        let further = part(&tokens, 64, drawn, &seen(model, tokens.iter().copied())?)?;
+        let further = part(&tokens, 64, drawn, &marks(model, tokens.iter().copied(), &[])?)?;
         let of = model.clone();
         let reads = move |inputs: &[Tensor], layers: &Vec<Tensor>| read(&of, inputs, layers);
         let read = builder.clone().example(&further).build_step(reads, &first, &slots.keys_and_values(0)?)?;
@@ -143,11 +143,16 @@ impl Executors {
     }
 }
 
-/// Marks tokens: `(1, vocab)` of u8.
-fn seen(model: &Decoder, tokens: impl IntoIterator<Item = u32>) -> candle::Result<Tensor> {
-    let mut seen = vec![0u8; model.config.vocab];
-    for token in tokens {
-        seen[token as usize] = 1;
+/// Marks tokens as seen, and as barred: `(1, vocab)` of u8. A token that the vocabulary does not have cannot be drawn.
+fn marks(model: &Decoder, seen: impl IntoIterator<Item = u32>, barred: &[u32]) -> candle::Result<Tensor> {
+    let mut marks = vec![0u8; model.config.vocab];
+    for token in seen {
+        marks[token as usize] = 1;
     }
-    Tensor::from_vec(seen, (1, model.config.vocab), model.device())
+    for token in barred {
+        if let Some(mark) = marks.get_mut(*token as usize) {
+            *mark |= BARRED;
+        }
+    }
+    Tensor::from_vec(marks, (1, model.config.vocab), model.device())
 }

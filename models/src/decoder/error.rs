@@ -69,13 +69,27 @@ pub enum DecoderError {
     #[error(
         "a prompt of {prompt} tokens and an answer of {answer} need a context of {}, and this one has {context}: shorten the \
          prompt, ask for fewer tokens, or load the model for a longer context (at most {most})",
-        prompt + answer
+        prompt.saturating_add(*answer)
     )]
     TooLong {
         /// Tokens of the prompt.
         prompt: usize,
         /// Tokens asked for.
         answer: usize,
+        /// Places of the cache.
+        context: usize,
+        /// The model's own limit.
+        most: usize,
+    },
+
+    /// A text that is so long that it has more tokens than the context for sure.
+    #[error(
+        "a prompt of {bytes} bytes has more than {context} tokens, which is the context: shorten the prompt, or load the model for a \
+         longer context (at most {most})"
+    )]
+    TooManyBytes {
+        /// Of the text.
+        bytes: usize,
         /// Places of the cache.
         context: usize,
         /// The model's own limit.

@@ -4,6 +4,7 @@
 //! fixed size; where tokens stand is on the device, so that one step serves every length of text.
 
 mod architecture;
+mod bound;
 mod bytes;
 mod cache;
 mod config;
@@ -46,7 +47,7 @@ pub use self::generate::{Generated, Generator, Writing};
 pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
 pub use self::scheduler::Scheduler;
-pub use self::sequence::{End, Listener, Request};
+pub use self::sequence::{End, Listener, Request, Terms};
 pub use self::text::Text;
 /// A value that chat templates read. The fields of objects keep their order.
 pub use minijinja::Value;

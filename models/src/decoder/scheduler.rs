@@ -7,7 +7,7 @@ use opara_candle::Builder;
 use super::cache::CHUNK;
 use super::engine::Engine;
 use super::error::{DecoderError, Result};
-use super::sequence::{End, Listener, Request, Sequence};
+use super::sequence::{End, Listener, Request, Sequence, Terms};
 use super::slots::{Part, Slot};
 use super::Decoder;
 
@@ -56,6 +56,8 @@ struct Seat {
     sequence: Option<Sequence>,
     /// Tokens whose keys and values are in the slot, whole parts of a prompt as they were read.
     kept: Vec<u32>,
+    /// Whose these tokens are.
+    tenant: u64,
     /// The [`Sequence::number`] of the latest one.
     used: u64,
 }
@@ -65,8 +67,11 @@ impl Seat {
         self.sequence.is_none()
     }
 
-    /// How many tokens of a prompt need not be read. The last one always is, since the first new token follows from it.
-    fn cached(&self, prompt: &[u32]) -> usize {
+    /// How many tokens of a tenant's prompt need not be read. The last one always is, since the first new token follows from it.
+    fn cached(&self, prompt: &[u32], tenant: u64) -> usize {
+        if self.tenant != tenant {
+            return 0;
+        }
         let same = self.kept.iter().zip(&prompt[..prompt.len().saturating_sub(1)]).take_while(|(a, b)| a == b).count();
         same / CHUNK * CHUNK
     }
@@ -115,28 +120,37 @@ impl Scheduler {
     ///
     /// # Errors
     /// Those of [`Request::check`]; [`DecoderError::NoSlot`] where none is [free](Self::free); those of the device.
-    pub fn join(&mut self, request: Request, mut listener: Box<dyn Listener>) -> Result<()> {
+    pub fn join(&mut self, request: Request, listener: Box<dyn Listener>) -> Result<()> {
+        self.join_on(Terms::default(), request, listener)
+    }
+
+    /// Gives a request a slot, on these terms.
+    ///
+    /// # Errors
+    /// As for [`join`](Self::join).
+    pub fn join_on(&mut self, terms: Terms, request: Request, mut listener: Box<dyn Listener>) -> Result<()> {
         request.check(&self.engine.model)?;
-        let (slot, cached) = self.seat(&request.prompt)?;
+        let (slot, cached) = self.seat(&request.prompt, terms.tenant)?;
         self.joined += 1;
         self.has_changed = true;
         let seat = &mut self.seats[slot];
-        (seat.used, seat.kept) = (self.joined, request.prompt[..cached].to_vec());
+        (seat.used, seat.tenant, seat.kept) = (self.joined, terms.tenant, request.prompt[..cached].to_vec());
         listener.begin(cached);
         if request.most == 0 {
             listener.end(End::Length);
             return Ok(());
         }
-        seat.sequence = Some(Sequence::new(request, listener, self.joined, cached));
+        seat.sequence = Some(Sequence::new(request, terms, listener, self.joined, cached));
         Ok(())
     }
 
-    /// A free slot for a prompt, and how many of its tokens are in there.
-    fn seat(&mut self, prompt: &[u32]) -> Result<(usize, usize)> {
+    /// A free slot for a tenant's prompt, and how many of its tokens are in there.
+    fn seat(&mut self, prompt: &[u32], tenant: u64) -> Result<(usize, usize)> {
         let bucket = self.engine.bucket((self.live() + 1).min(self.seats.len()));
         let fits = |slot: usize, seat: &Seat| slot < bucket && seat.is_free();
-        let best = self.seats.iter().enumerate().max_by_key(|(slot, seat)| (seat.cached(prompt), fits(*slot, seat)));
-        let (from, cached) = best.map_or((0, 0), |(slot, seat)| (slot, seat.cached(prompt)));
+        let cached = |seat: &Seat| seat.cached(prompt, tenant);
+        let best = self.seats.iter().enumerate().max_by_key(|(slot, seat)| (cached(seat), fits(*slot, seat)));
+        let (from, cached) = best.map_or((0, 0), |(slot, seat)| (slot, cached(seat)));
         if cached > 0 && fits(from, &self.seats[from]) {
             return Ok((from, cached));
         }
@@ -200,7 +214,7 @@ impl Scheduler {
             self.engine.copy(last, free)?;
             self.seats.swap(last, free);
             // The slot behind has what it had.
-            self.seats[last].kept = self.seats[free].kept.clone();
+            (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
             self.has_changed = true;
         }
         Ok(())
@@ -218,10 +232,12 @@ impl Scheduler {
         let (prompt, start) = (&sequence.request.prompt, sequence.read);
         let tokens = &prompt[start..prompt.len().min(start + CHUNK)];
         let is_last = start + tokens.len() == prompt.len();
-        let needs_seen = is_last && sequence.has_penalty();
-        let seen = needs_seen.then(|| self.engine.seen(prompt.iter().copied())).transpose()?;
-        let seen = seen.as_ref().unwrap_or(self.engine.none_seen());
-        let part = Part { tokens, start, sampling: sequence.request.sampling, seen };
+        let bars = is_last && sequence.bars_ends();
+        let needs_marks = is_last && sequence.has_penalty() || bars;
+        let barred = if bars { &sequence.request.ends[..] } else { &[] };
+        let marks = needs_marks.then(|| self.engine.marks(prompt.iter().copied(), barred)).transpose()?;
+        let seen = marks.as_ref().unwrap_or(self.engine.none_seen());
+        let part = Part { tokens, start, sampling: sequence.request.sampling, bars, seen };
         let token = self.engine.read(slot, &part)?;
         if tokens.len() == CHUNK {
             kept.extend_from_slice(tokens);
@@ -230,8 +246,8 @@ impl Scheduler {
         self.has_changed = true;
         if is_last {
             let token = token.to_vec1::<u32>()?[0];
-            if needs_seen {
-                self.engine.set_seen(slot, &self.engine.seen(prompt.iter().copied().chain([token]))?)?;
+            if needs_marks {
+                self.engine.set_seen(slot, &self.engine.marks(prompt.iter().copied().chain([token]), barred)?)?;
             }
             if sequence.take(token) {
                 *place = None;
@@ -264,7 +280,9 @@ impl Scheduler {
         engine.write(bucket, if reads { 1 } else { left }, |tokens| {
             for &slot in &writing {
                 let sequence = &mut seats[slot].sequence;
+                let barred = sequence.as_ref().is_some_and(Sequence::bars_ends);
                 *has_changed |= sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some();
+                *has_changed |= barred && sequence.as_ref().is_some_and(|sequence| !sequence.bars_ends());
             }
             !(*has_changed || has_room && is_awaited())
         })

@@ -19,6 +19,15 @@ pub struct Request {
     pub sampling: Sampling,
 }
 
+/// On what terms a [`Request`] joins a batch.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Tokens to write at least: before that none of the [ends](Request::ends) is drawn.
+    pub least: usize,
+    /// Whose it is. What was read of a prompt is used for other requests of the same tenant alone.
+    pub tenant: u64,
+}
+
 impl Request {
     /// Fails for what a model cannot write.
     ///
@@ -66,6 +75,7 @@ pub trait Listener: Send {
 pub(super) struct Sequence {
     pub request: Request,
     pub listener: Box<dyn Listener>,
+    pub terms: Terms,
     /// Counts sequences in the order in which they joined.
     pub number: u64,
     /// Tokens of the prompt that were read.
@@ -75,8 +85,8 @@ pub(super) struct Sequence {
 }
 
 impl Sequence {
-    pub fn new(request: Request, listener: Box<dyn Listener>, number: u64, read: usize) -> Self {
-        Self { request, listener, number, read, written: 0, last: 0 }
+    pub fn new(request: Request, terms: Terms, listener: Box<dyn Listener>, number: u64, read: usize) -> Self {
+        Self { request, listener, terms, number, read, written: 0, last: 0 }
     }
 
     pub fn writes(&self) -> bool {
@@ -87,9 +97,15 @@ impl Sequence {
         self.request.sampling.repetition_penalty != 1.
     }
 
-    /// Tokens that may come.
+    /// Whether the next token may not be one that ends the text.
+    pub fn bars_ends(&self) -> bool {
+        self.written < self.terms.least && !self.request.ends.is_empty()
+    }
+
+    /// Tokens that may come before its parameters change or it ends.
     pub fn left(&self) -> usize {
-        self.request.most - self.written
+        let most = if self.bars_ends() { self.terms.least.min(self.request.most) } else { self.request.most };
+        most - self.written
     }
 
     /// Takes a token, and says whether it was the last one.
@@ -102,16 +118,17 @@ impl Sequence {
         if !self.listener.token(token) {
             return true;
         }
-        if self.left() == 0 {
+        let is_last = self.written == self.request.most;
+        if is_last {
             self.listener.end(End::Length);
         }
-        self.left() == 0
+        is_last
     }
 
     /// The slot as the device needs it. The last token is not in the cache yet.
     pub fn on_device(&self) -> Slot {
         let position = if self.writes() { self.request.prompt.len() + self.written - 1 } else { self.read };
         let (token, writes) = (self.last, self.writes());
-        Slot { token, position: position as u32, writes, sampling: self.request.sampling }
+        Slot { token, position: position as u32, writes, sampling: self.request.sampling, bars: self.bars_ends() }
     }
 }

@@ -19,7 +19,8 @@ pub(super) struct Slots {
     writes: Tensor,
     /// `(slots, 8)`.
     sampler: Tensor,
-    /// Which tokens the text has so far, `(slots, vocab)`, u8: for sequences with a repetition penalty.
+    /// Which tokens the text has so far, and which end it, `(slots, vocab)`, u8: for sequences with a repetition penalty, and for
+    /// those that may not end yet.
     seen: Tensor,
 }
 
@@ -34,6 +35,8 @@ pub(super) struct Slot {
     /// them before they are overwritten.
     pub writes: bool,
     pub sampling: Sampling,
+    /// Whether tokens are barred that the tokens seen mark so.
+    pub bars: bool,
 }
 
 impl Slots {
@@ -66,11 +69,11 @@ impl Slots {
         ops::assign(&self.token, &numbers(&|slot| slot.token)?.unsqueeze(1)?)?;
         ops::assign(&self.cache.position, &numbers(&|slot| slot.position)?)?;
         ops::assign(&self.writes, &numbers(&|slot| slot.writes.into())?)?;
-        let sampling: Vec<Sampling> = slots.iter().map(|slot| slot.sampling).collect();
-        ops::assign(&self.sampler, Sampler::new(&sampling, device)?.parameters())
+        let (sampling, bars): (Vec<Sampling>, Vec<bool>) = slots.iter().map(|slot| (slot.sampling, slot.bars)).unzip();
+        ops::assign(&self.sampler, Sampler::barring(&sampling, &bars, device)?.parameters())
     }
 
-    /// The tokens that a slot's repetition penalty is for: `(1, vocab)` of u8.
+    /// The tokens that a slot's repetition penalty is for, and those that it may bar: `(1, vocab)` of u8.
     pub fn set_seen(&self, slot: usize, seen: &Tensor) -> candle::Result<()> {
         self.seen.slice_set(seen, 0, slot)
     }
@@ -115,6 +118,7 @@ pub(super) struct Part<'a> {
     /// Where the first one stands.
     pub start: usize,
     pub sampling: Sampling,
+    pub bars: bool,
     /// `(1, vocab)` of u8.
     pub seen: &'a Tensor,
 }
@@ -127,7 +131,7 @@ impl Part<'_> {
             Tensor::from_iter(filled, device)?.unsqueeze(0)?,
             Tensor::new(&[self.start as u32], device)?,
             Tensor::new(&[self.tokens.len().saturating_sub(1) as u32], device)?,
-            Sampler::new(&[self.sampling], device)?.parameters().clone(),
+            Sampler::barring(&[self.sampling], &[self.bars], device)?.parameters().clone(),
             self.seen.clone(),
         ])
     }
@@ -167,7 +171,7 @@ mod tests {
         let seen = Tensor::zeros((1, config.vocab), DType::U8, &device).expect("a tensor");
         let sampling = Sampling::default();
         let read = |slot: usize, start: usize| {
-            let part = Part { tokens: &[5; CHUNK], start, sampling, seen: &seen };
+            let part = Part { tokens: &[5; CHUNK], start, sampling, bars: false, seen: &seen };
             let inputs = part.inputs(&device).expect("inputs");
             super::read(&model, &inputs, &slots.keys_and_values(slot).expect("it is there")).expect("a token");
         };
@@ -179,7 +183,7 @@ mod tests {
         assert!(after[1][..CHUNK] == before[1][..CHUNK] && after[1] != before[1], "reading touched what was read");
 
         // The first one writes, the second one is being read, the third one is free.
-        let at = |position: usize, writes| Slot { token: 9, position: position as u32, writes, sampling };
+        let at = |position: usize, writes| Slot { token: 9, position: position as u32, writes, sampling, bars: false };
         slots.upload(&[at(CHUNK, true), at(2 * CHUNK, false), at(CHUNK, false)]).expect("the slots are uploaded");
         let before = after;
         for _ in 0..3 {

@@ -144,6 +144,44 @@ fn tokens_that_were_seen_are_marked_and_penalised() -> Result<()> {
 }
 
 #[test]
+fn tokens_that_are_barred_are_drawn_as_if_their_logits_were_minus_infinity() -> Result<()> {
+    let logits = logits()?;
+    let barred: Vec<bool> = (0..VOCAB).map(|token| token % 4 == 0).collect();
+    let seen: Vec<u8> = (0..VOCAB).map(|token| u8::from(token % 3 == 0)).collect();
+    let marks: Vec<u8> =
+        seen.iter().zip(&barred).map(|(seen, bar)| seen | if *bar { ops::BARRED } else { 0 }).collect();
+    let hidden: Vec<f32> = logits.flatten_all()?.to_vec1::<f32>()?;
+    let hidden: Vec<f32> =
+        hidden.iter().zip(&barred).map(|(v, bar)| if *bar { f32::NEG_INFINITY } else { *v }).collect();
+    let (hidden, seen) = (Tensor::from_vec(hidden, (1, VOCAB), &Cpu)?, Tensor::from_vec(seen, (1, VOCAB), &Cpu)?);
+    let marks = Tensor::from_vec(marks, (1, VOCAB), &Cpu)?;
+    let warm = Sampling { temperature: 0.9, seed: 77, ..Sampling::default() };
+    for of in [
+        Sampling::default(),
+        warm,
+        Sampling { top_k: 7, ..warm },
+        Sampling { top_p: 0.6, min_p: 0.05, ..warm },
+        Sampling { temperature: 1.7, repetition_penalty: 1.8, ..warm },
+    ] {
+        for position in 0..100u32 {
+            let position = Tensor::new(&[position], &Cpu)?;
+            let draw = |logits: &Tensor, bars: bool, marks: &Tensor| -> Result<u32> {
+                let sampler = Sampler::barring(&[of], &[bars], &Cpu)?;
+                Ok(ops::sample(logits, &sampler, &position, Some(marks))?.to_vec1::<u32>()?[0])
+            };
+            assert_eq!(draw(&logits, true, &marks)?, draw(&hidden, false, &seen)?, "{of:?}");
+            assert_eq!(
+                draw(&logits, false, &marks)?,
+                draw(&logits, false, &seen)?,
+                "{of:?}: the row does not bar them"
+            );
+        }
+    }
+    assert!(Sampler::barring(&[warm], &[], &Cpu).is_err());
+    Ok(())
+}
+
+#[test]
 fn parameters_and_shapes_that_cannot_be_are_named() -> Result<()> {
     for of in [
         Sampling { temperature: -1., ..Sampling::default() },

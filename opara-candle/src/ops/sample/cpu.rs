@@ -2,7 +2,7 @@
 
 use candle::{bail, CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 
-use super::parameters::WORDS;
+use super::parameters::{BARRED, BARS, SEEN, WORDS};
 use super::Mark;
 use crate::ops::argmax::first_largest;
 
@@ -17,10 +17,15 @@ pub(super) fn sample(
     let (parameters, positions) = (parameters.to_vec2::<u32>()?, positions.flatten_all()?.to_vec1::<u32>()?);
     let seen = seen.map(|seen| seen.to_vec2::<u8>()).transpose()?;
     let token = |(row, mut logits): (usize, Vec<f32>)| {
-        let Parameters { penalty, .. } = Parameters::of(&parameters[row]);
-        if let (Some(seen), true) = (&seen, penalty != 1.) {
-            let marked = logits.iter_mut().zip(&seen[row]).filter(|(_, seen)| **seen != 0);
-            marked.for_each(|(v, _)| *v = if *v > 0. { *v / penalty } else { *v * penalty });
+        let Parameters { penalty, bars, .. } = Parameters::of(&parameters[row]);
+        if let (Some(seen), true) = (&seen, penalty != 1. || bars) {
+            for (v, mark) in logits.iter_mut().zip(&seen[row]) {
+                if bars && mark & BARRED != 0 {
+                    *v = f32::NEG_INFINITY;
+                } else if penalty != 1. && mark & SEEN != 0 {
+                    *v = if *v > 0. { *v / penalty } else { *v * penalty };
+                }
+            }
         }
         let position = positions[if positions.len() == 1 { 0 } else { row }];
         draw(&logits, &Parameters::of(&parameters[row]), position)
@@ -37,6 +42,7 @@ struct Parameters {
     min_p: f32,
     penalty: f32,
     seed: [u32; 2],
+    bars: bool,
 }
 
 impl Parameters {
@@ -44,7 +50,15 @@ impl Parameters {
         debug_assert_eq!(words.len(), WORDS);
         let float = |at: usize| f32::from_bits(words[at]);
         let (temperature, top_p, min_p, penalty) = (float(0), float(2), float(3), float(4));
-        Self { temperature, top_k: words[1] as usize, top_p, min_p, penalty, seed: [words[5], words[6]] }
+        Self {
+            temperature,
+            top_k: words[1] as usize,
+            top_p,
+            min_p,
+            penalty,
+            seed: [words[5], words[6]],
+            bars: words[BARS] != 0,
+        }
     }
 }
 

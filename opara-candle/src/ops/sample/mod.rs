@@ -11,7 +11,7 @@ mod parameters;
 
 use candle::{bail, DType, Device, Result, Tensor};
 
-pub use self::parameters::{Sampler, Sampling};
+pub use self::parameters::{Sampler, Sampling, BARRED};
 use crate::cpu::record::{apply, apply_in_place};
 
 /// Draws a token for each row of `logits`, `(rows, vocab)` of f32, f16 or bf16. Returns `(rows)` of u32.
@@ -19,7 +19,8 @@ use crate::cpu::record::{apply, apply_in_place};
 /// Each row has its own [`Sampling`], which is applied in this order:
 ///
 /// 1. the repetition penalty, on tokens that `seen`, `(rows, vocab)` of u8, [marks](mark_seen): positive logits are divided by
-///    it, others multiplied (Keskar et al., [arXiv:1909.05858](https://arxiv.org/abs/1909.05858));
+///    it, others multiplied (Keskar et al., [arXiv:1909.05858](https://arxiv.org/abs/1909.05858)). Tokens that `seen` marks with
+///    [`BARRED`] are not drawn by rows that [bar](Sampler::barring) them;
 /// 2. temperature 0 takes the first of the largest logits, and ends here;
 /// 3. division by the temperature;
 /// 4. top-k: the `k` largest, and tokens equal to the last of them;

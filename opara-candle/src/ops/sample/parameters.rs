@@ -4,6 +4,13 @@ use candle::{bail, DType, Device, Result, Tensor};
 
 /// Words of a row of parameters.
 pub(super) const WORDS: usize = 8;
+/// The word that says whether the row bars tokens.
+pub(super) const BARS: usize = 7;
+
+/// The bit of a mark that [`mark_seen`](super::mark_seen) sets.
+pub(super) const SEEN: u8 = 1;
+/// The bit of a mark of a token that rows which [bar](Sampler::barring) tokens do not draw.
+pub const BARRED: u8 = 2;
 
 /// Parameters of sampling for one text. Default: always the most likely token.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +65,23 @@ impl Sampler {
     /// # Errors
     /// Parameters that are out of range, or no memory.
     pub fn new(rows: &[Sampling], device: &Device) -> Result<Self> {
-        let words = rows.iter().map(Sampling::words).collect::<Result<Vec<_>>>()?.concat();
+        Self::barring(rows, &vec![false; rows.len()], device)
+    }
+
+    /// The same, where rows for which `bars` is true draw no token that `seen` marks with [`BARRED`].
+    ///
+    /// # Errors
+    /// Parameters that are out of range, another number of rows in `bars`, or no memory.
+    pub fn barring(rows: &[Sampling], bars: &[bool], device: &Device) -> Result<Self> {
+        if rows.len() != bars.len() {
+            bail!("{} rows of parameters, and {} that say whether tokens are barred", rows.len(), bars.len())
+        }
+        let words = rows.iter().zip(bars).map(|(row, bars)| {
+            let mut words = row.words()?;
+            words[BARS] = u32::from(*bars);
+            Ok(words)
+        });
+        let words = words.collect::<Result<Vec<_>>>()?.concat();
         Ok(Self(Tensor::from_vec(words, (rows.len(), WORDS), device)?))
     }
 

@@ -13,7 +13,10 @@
 #endif
 
 // Words of a row of the parameters (`parameters.rs`).
-enum Word { TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY, SEED_LOW, SEED_HIGH, WORDS = 8 };
+enum Word { TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY, SEED_LOW, SEED_HIGH, BARS, WORDS };
+
+// Bits of a mark (`parameters.rs`).
+enum Mark { SEEN = 1, BARRED = 2 };
 
 // e^x for x <= 0, and the natural logarithm of x > 0: expf and logf of S. Moshier's Cephes library.
 __device__ inline float exponential(float x) {
@@ -202,8 +205,13 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
     parameters += row * WORDS;
     const float temperature = __uint_as_float(parameters[TEMPERATURE]), penalty = __uint_as_float(parameters[PENALTY]);
 
+    const bool bars = parameters[BARS] != 0;
+
     auto penalised = [&](unsigned at, float v) {
-        if (!seen || penalty == 1.f || !seen[at]) return v;
+        if (!seen || (penalty == 1.f && !bars)) return v;
+        const unsigned mark = seen[at];
+        if (bars && (mark & BARRED)) return -INFINITY;
+        if (penalty == 1.f || !(mark & SEEN)) return v;
         return v > 0.f ? __fdiv_rn(v, penalty) : __fmul_rn(v, penalty);
     };
     Largest<float> best = Largest<float>::none();
@@ -277,5 +285,5 @@ extern "C" __global__ void opara_mark_u8(unsigned rows, unsigned vocab, const un
     const unsigned row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     const unsigned token = tokens[row];
-    if (token < vocab) seen[(size_t)row * vocab + token] = 1;
+    if (token < vocab) seen[(size_t)row * vocab + token] = SEEN;
 }
