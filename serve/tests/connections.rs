@@ -3,64 +3,14 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use common::{Fake, Order};
-use opara_serve::batch::{self, Batcher, Buckets, Registry};
-use opara_serve::embed::{Size, TextModel};
-use opara_serve::model::{EmbeddingModel, Loader, Model, Models};
-use opara_serve::protocol::Service;
-use opara_serve::server::{router, Listening, Running, Settings};
-use parking_lot::Mutex;
-
-/// A server whose batches wait for orders.
-struct Server {
-    running: Running,
-    service: Service,
-    orders: std::sync::mpsc::Sender<Order>,
-    started: common::Started,
-}
-
-async fn start(settings: Settings) -> Result<Server> {
-    let (fake, orders, started) = Fake::new();
-    let fake = Mutex::new(Some(fake));
-    let loader: Loader = Arc::new(move || {
-        let engine = fake.lock().take().context("it is loaded once")?;
-        let batcher = Batcher::start([engine], Buckets::new([1], [8], 8)?, batch::Settings::default());
-        let tokenizer = TextModel::random(Size::Tiny, 0).tokenizer().clone();
-        Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, 100, 2, Default::default())) as Arc<dyn Model>)
-    });
-    let models = Arc::new(Models::new([("m".to_owned(), loader)]));
-    models.load("m").map_err(|failure| anyhow::anyhow!(failure.message))?;
-    let registry = Arc::new(Registry::default());
-    let service = Service { models, registry, limits: settings.limits(), may_control: false };
-    let settings = Settings { port: Some(0), ..settings };
-    let running = Listening::bind(&settings).await?.serve(router(&service, &settings)?)?;
-    Ok(Server { running, service, orders, started })
-}
-
-const BODY: &str = r#"{"model": "m", "input": [1, 2]}"#;
-
-fn request(body: &str, length: usize) -> String {
-    format!("POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-}
-
-/// What the server says to these bytes until it closes the connection.
-fn said(address: SocketAddr, bytes: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.write_all(bytes.as_bytes())?;
-    let mut reply = Vec::new();
-    // The server may also reset the connection.
-    let _ = stream.read_to_end(&mut reply);
-    Ok(String::from_utf8_lossy(&reply).into_owned())
-}
-
-async fn blocking<T: Send + 'static>(f: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(f).await?
-}
+use common::served::{blocking, request, said, start, Server, BODY};
+use common::Order;
+use opara_serve::server::Settings;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_and_truncated_requests_end_and_others_go_on() -> Result<()> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use opara_candle::ops::Sampling;
-use opara_models::decoder::{Conversation, Request, Text};
+use opara_models::decoder::{Conversation, DecoderError, Request, Terms, Text};
 
 use super::{Answer, Result, Writer};
 
@@ -23,10 +23,18 @@ pub enum Prompt {
 pub struct Wanted {
     /// Tokens at most. Default: as many as the context has left.
     pub tokens: Option<usize>,
+    /// Tokens at least: before that no token that ends a text is drawn.
+    pub least: usize,
     /// How tokens are drawn.
     pub sampling: Sampling,
     /// Strings that end the text, which are no part of it. None is empty.
     pub stops: Vec<String>,
+    /// Tokens that end the text beside the model's own. They are no part of it.
+    pub ends: Vec<u32>,
+    /// Whether the model's own are tokens like others.
+    pub ignores_ends: bool,
+    /// Whose it is: texts of the same tenant share what was read of their prompts.
+    pub tenant: u64,
     /// Whether the text is told as it comes: a deadline is then that of its beginning.
     pub is_streamed: bool,
 }
@@ -35,12 +43,16 @@ pub struct Wanted {
 pub struct Generator {
     writer: Writer,
     text: Arc<Text>,
+    /// Bytes of the longest text that may fit the context, as far as can be said without its tokens.
+    most_bytes: usize,
 }
 
 impl Generator {
     /// Of a writer and the tokenizer of its model.
     pub fn new(writer: Writer, text: Arc<Text>) -> Self {
-        Self { writer, text }
+        let of_a_token = text.bytes_of_a_token().unwrap_or(usize::MAX);
+        let most_bytes = of_a_token.saturating_mul(writer.model().context());
+        Self { writer, text, most_bytes }
     }
 
     /// What writes.
@@ -54,10 +66,26 @@ impl Generator {
     /// A text that the tokenizer or the template refuses, a model without a template.
     pub fn encode(&self, prompt: Prompt) -> Result<Vec<u32>> {
         Ok(match prompt {
-            Prompt::Text(text) => self.text.encode(&text)?,
+            Prompt::Text(text) => {
+                self.check_bytes(&text)?;
+                self.text.encode(&text)?
+            }
             Prompt::Tokens(tokens) => tokens,
-            Prompt::Chat(conversation) => self.text.encode_chat(&conversation)?,
+            Prompt::Chat(conversation) => {
+                self.check_bytes(&self.text.prompt(&conversation)?)?;
+                self.text.encode_chat(&conversation)?
+            }
         })
+    }
+
+    /// Refuses a text that cannot fit before its tokens are made, which takes a hundred times its memory.
+    fn check_bytes(&self, text: &str) -> Result<()> {
+        let (bytes, model) = (text.len(), self.writer.model());
+        let (context, most) = (model.context(), model.config().max_positions);
+        match bytes <= self.most_bytes {
+            true => Ok(()),
+            false => Err(DecoderError::TooManyBytes { bytes, context, most }.into()),
+        }
     }
 
     /// Begins to write. Clients take turns.
@@ -68,11 +96,18 @@ impl Generator {
     pub fn answer(&self, prompt: Vec<u32>, wanted: Wanted, client: u64) -> Result<Answer> {
         let model = self.writer.model();
         // A token at least, so that a prompt that fills the context is too long.
-        let most = wanted.tokens.unwrap_or(model.context().saturating_sub(prompt.len()).max(1));
-        let (ends, length) = (model.config().eos.clone(), prompt.len());
+        let left = model.context().saturating_sub(prompt.len()).max(1);
+        let most = wanted.tokens.unwrap_or(left.max(wanted.least));
+        let vocab = model.config().vocab;
+        if let Some(&token) = wanted.ends.iter().find(|end| **end as usize >= vocab) {
+            return Err(DecoderError::UnknownToken { token, vocab }.into());
+        }
+        let own = if wanted.ignores_ends { &[][..] } else { &model.config().eos };
+        let ends = own.iter().copied().chain(wanted.ends).collect();
+        let (length, terms) = (prompt.len(), Terms { least: wanted.least, tenant: wanted.tenant });
         let request = Request { prompt, most, ends, sampling: wanted.sampling };
         request.check(model)?;
-        let receiver = self.writer.submit(request, client)?;
+        let receiver = self.writer.submit(request, terms, client)?;
         Ok(Answer::new(self.text.clone(), receiver, wanted.stops, length))
     }
 }

@@ -36,8 +36,8 @@ pub(super) fn run(shared: &Shared, scheduler: &mut Scheduler, worker: usize) {
 
 /// Gives a request a slot. Requests were checked before.
 fn join(scheduler: &mut Scheduler, waiting: Waiting) -> Result<(), DecoderError> {
-    let Waiting { request, delivery } = waiting;
-    scheduler.join(request, Box::<Delivery>::new(delivery))
+    let Waiting { request, terms, delivery } = waiting;
+    scheduler.join_on(terms, request, Box::<Delivery>::new(delivery))
 }
 
 fn engine_error(error: DecoderError) -> EngineError {

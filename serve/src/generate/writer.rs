@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use opara_models::decoder::{Decoder, Request, Scheduler};
+use opara_models::decoder::{Decoder, Request, Scheduler, Terms};
 use parking_lot::Mutex;
 
 use super::delivery::{channel, Receiver};
@@ -46,10 +46,10 @@ impl Writer {
     /// # Errors
     /// [`Full`](crate::batch::Error::Full), [`Draining`](crate::batch::Error::Draining) and
     /// [`NoDevice`](crate::batch::Error::NoDevice), at once.
-    pub(super) fn submit(&self, request: Request, client: u64) -> Result<Receiver> {
+    pub(super) fn submit(&self, request: Request, terms: Terms, client: u64) -> Result<Receiver> {
         let (delivery, receiver) = channel(self.shared.metrics.clone());
         let tokens = request.prompt.len() as u64;
-        self.shared.push(Waiting { request, delivery }, client)?;
+        self.shared.push(Waiting { request, terms, delivery }, client)?;
         self.shared.metrics.prompt.inc_by(tokens);
         Ok(receiver)
     }

@@ -2,9 +2,8 @@
 
 use std::time::Instant;
 
-use super::{
-    BoxFuture, Context, Datatype, Embeddings, Failure, Kind, Model, Result, Tensor, TensorSpec, Texts, Values,
-};
+use super::tokenizing::Tokenizing;
+use super::{BoxFuture, Context, Datatype, Embeddings, Failure, Model, Result, Tensor, TensorSpec, Texts, Values};
 use crate::batch::{Batcher, Engine, Health, Job, Metrics, Stage};
 use crate::embed::{Embedder, TextTokenizer};
 
@@ -21,6 +20,7 @@ pub struct EmbeddingModel<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> {
     tokenizer: TextTokenizer,
     vocabulary: usize,
     width: usize,
+    tokenizing: Tokenizing,
     metrics: Metrics,
 }
 
@@ -33,17 +33,16 @@ impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> EmbeddingModel<E> {
         width: usize,
         metrics: Metrics,
     ) -> Self {
-        Self { batcher, tokenizer, vocabulary, width, metrics }
+        Self { batcher, tokenizer, vocabulary, width, tokenizing: Tokenizing::default(), metrics }
     }
 
-    async fn tokens(&self, texts: Vec<String>) -> Result<Vec<Vec<u32>>> {
+    async fn tokens(&self, texts: Vec<String>, context: &Context) -> Result<Vec<Vec<u32>>> {
         let start = Instant::now();
         let rows = if texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES {
             self.tokenizer.encode(&texts)
         } else {
             let tokenizer = self.tokenizer.clone();
-            let encoded = tokio::task::spawn_blocking(move || tokenizer.encode(&texts)).await;
-            encoded.map_err(|_| Failure::new(Kind::Internal, "the tokenizer panicked"))?
+            self.tokenizing.run(context, move || tokenizer.encode(&texts)).await?
         };
         self.metrics.time(Stage::Tokenize, start.elapsed());
         Ok(rows?)
@@ -51,7 +50,7 @@ impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> EmbeddingModel<E> {
 
     async fn vectors(&self, texts: Texts, context: Context) -> Result<Embeddings> {
         let rows = match texts {
-            Texts::Plain(texts) => self.tokens(texts).await?,
+            Texts::Plain(texts) => self.tokens(texts, &context).await?,
             Texts::Tokens(rows) => {
                 Embedder::check(&rows, self.vocabulary)?;
                 if let Some(row) = rows.iter().position(Vec::is_empty) {

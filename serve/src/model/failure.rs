@@ -43,7 +43,8 @@ pub enum Kind {
 }
 
 /// Why a request fails. Its text goes to the client alone: it may quote the request.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
 pub struct Failure {
     /// Of what kind.
     pub kind: Kind,
@@ -131,7 +132,9 @@ impl From<GenerateError> for Failure {
             error => return Self::new(Kind::Internal, error.to_string()),
         };
         match error {
-            DecoderError::TooLong { .. } => Self::new(Kind::ContextLength, error.to_string()),
+            DecoderError::TooLong { .. } | DecoderError::TooManyBytes { .. } => {
+                Self::new(Kind::ContextLength, error.to_string())
+            }
             DecoderError::EmptyPrompt { .. } => Self::invalid("the prompt has no tokens"),
             DecoderError::UnknownToken { .. } => Self::invalid(error.to_string()),
             // Without the place of its files.

@@ -3,28 +3,29 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::{BoxFuture, Context, Failure, Kind, Model, Result, Tensor, TensorSpec};
+use super::tokenizing::Tokenizing;
+use super::{BoxFuture, Context, Failure, Model, Result, Tensor, TensorSpec};
 use crate::batch::{Health, Metrics, Stage};
 use crate::generate::{Answer, Generator, Prompt, Wanted};
 
 /// A decoder that writes texts. It takes no tensors: the Open Inference Protocol tells its clients so.
 pub struct GenerationModel {
     generator: Arc<Generator>,
+    tokenizing: Tokenizing,
     metrics: Metrics,
 }
 
 impl GenerationModel {
     /// Of a generator.
     pub fn new(generator: Generator, metrics: Metrics) -> Self {
-        Self { generator: Arc::new(generator), metrics }
+        Self { generator: Arc::new(generator), tokenizing: Tokenizing::default(), metrics }
     }
 
-    /// A prompt may be long, and tokenizers take their time: a thread of the runtime's pool for blocking work makes the tokens.
-    async fn tokens(&self, prompt: Prompt) -> Result<Vec<u32>> {
+    async fn tokens(&self, prompt: Prompt, context: &Context) -> Result<Vec<u32>> {
         let (generator, start) = (self.generator.clone(), Instant::now());
-        let encoded = tokio::task::spawn_blocking(move || generator.encode(prompt)).await;
+        let encoded = self.tokenizing.run(context, move || generator.encode(prompt)).await;
         self.metrics.time(Stage::Tokenize, start.elapsed());
-        Ok(encoded.map_err(|_| Failure::new(Kind::Internal, "the tokenizer panicked"))??)
+        Ok(encoded??)
     }
 }
 
@@ -48,8 +49,9 @@ impl Model for GenerationModel {
 
     fn generate(&self, prompt: Prompt, wanted: Wanted, context: Context) -> BoxFuture<'_, Result<Answer>> {
         Box::pin(async move {
-            let tokens = self.tokens(prompt).await?;
+            let tokens = self.tokens(prompt, &context).await?;
             let is_streamed = wanted.is_streamed;
+            let wanted = Wanted { tenant: context.tenant, ..wanted };
             let answer = self.generator.answer(tokens, wanted, context.client)?;
             Ok(answer.until(context.deadline, is_streamed))
         })

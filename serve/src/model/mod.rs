@@ -5,10 +5,14 @@ mod failure;
 mod generation;
 mod models;
 mod tensor;
+mod tokenizing;
 
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Instant;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use embedding::EmbeddingModel;
 pub use failure::{Failure, Kind};
@@ -26,11 +30,29 @@ pub type Result<T, E = Failure> = std::result::Result<T, E>;
 /// A future on the heap, so that models of all kinds fit into one map.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// A request's place among those that may be under way. Clones share it: it is free when the last one is dropped.
+#[derive(Debug, Clone, Default)]
+pub struct Place {
+    /// None where places are not counted.
+    _permit: Option<Arc<OwnedSemaphorePermit>>,
+}
+
+impl Place {
+    /// One of these places, if one is free.
+    pub fn of(places: &Arc<Semaphore>) -> Option<Self> {
+        places.clone().try_acquire_owned().ok().map(|permit| Self { _permit: Some(Arc::new(permit)) })
+    }
+}
+
 /// Whose a request is, and until when its answer is worth something.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Context {
     /// Clients take turns.
     pub client: u64,
+    /// Tenants learn nothing of each other. Those who need no key are one.
+    pub tenant: u64,
+    /// Kept by work that goes on when the client is gone.
+    pub place: Place,
     /// When the server gives up.
     pub deadline: Instant,
 }

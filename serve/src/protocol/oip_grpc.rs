@@ -1,13 +1,19 @@
 //! The Open Inference Protocol over gRPC.
 
+use std::collections::HashMap;
+use std::mem::take;
 use std::pin::Pin;
+use std::sync::Arc;
 
+use axum::http::Extensions;
 use bytes::Bytes;
+use futures_util::stream::unfold;
 use tokio_stream::{Stream, StreamExt};
+use tonic::codec::CompressionEncoding;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::batch::Stage;
-use crate::model::{self, Datatype, Failure, Kind, Result, State, Tensor, Values};
+use crate::model::{self, Datatype, Failure, Kind, Place, Result, State, Tensor, Values};
 use crate::pb::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use crate::pb::infer_parameter::ParameterChoice;
 use crate::pb::model_infer_request::InferInputTensor;
@@ -16,31 +22,44 @@ use crate::pb::model_metadata_response::TensorMetadata;
 use crate::pb::repository_index_response::ModelIndex;
 use crate::pb::*;
 
-use super::service::{Client, Service};
-use super::{raw, EXTENSIONS, MODEL_VERSION, NAME, VERSION};
+use super::fields::unread;
+use super::service::{Limits, Service};
+use super::{oip_json, raw, MessagePlaces, EXTENSIONS, HARMLESS_TO_MODELS, MODEL_VERSION, NAME, VERSION};
 
 const PROTOCOL: &str = "oip_grpc";
 
 /// The service as part of a server.
 pub fn service(service: Service) -> GrpcInferenceServiceServer<Grpc> {
     let limit = service.limits.body_bytes;
-    GrpcInferenceServiceServer::new(Grpc(service))
-        .max_decoding_message_size(limit)
-        .max_encoding_message_size(usize::MAX)
+    let server = GrpcInferenceServiceServer::new(Grpc(service))
+        .accept_compressed(CompressionEncoding::Gzip)
+        .accept_compressed(CompressionEncoding::Deflate)
+        .send_compressed(CompressionEncoding::Gzip)
+        .send_compressed(CompressionEncoding::Deflate);
+    server.max_decoding_message_size(limit).max_encoding_message_size(usize::MAX)
 }
 
 /// The service's calls.
 pub struct Grpc(Service);
 
 impl Grpc {
-    async fn infer(&self, request: ModelInferRequest, client: Option<Client>) -> Result<ModelInferResponse> {
+    async fn infer(&self, request: ModelInferRequest, of: &Extensions) -> Result<ModelInferResponse> {
         let ModelInferRequest { model_name, model_version, id, parameters, inputs, outputs, raw_input_contents } =
             request;
         self.0.model(&model_name, &model_version)?;
         let metrics = self.0.registry.model(&model_name);
-        let timeout = parameters.get("timeout").map(timeout).transpose()?;
-        let context = self.0.context(client.as_ref(), timeout)?;
-        let limit = self.0.limits.body_bytes;
+        let Limits { body_bytes: limit, allows_unread, .. } = self.0.limits;
+        refuse_unread("parameters", &parameters, &["timeout"], allows_unread)?;
+        for (index, input) in inputs.iter().enumerate() {
+            refuse_unread(&format!("inputs[{index}].parameters"), &input.parameters, &[], allows_unread)?;
+        }
+        for (index, output) in outputs.iter().enumerate() {
+            let at = format!("outputs[{index}].parameters");
+            // All outputs are bytes.
+            refuse_unread(&at, &output.parameters, &["binary_data"], allows_unread)?;
+        }
+        let timeout = parameters.get("timeout").map(timeout).transpose()?.flatten();
+        let context = self.0.context(of, timeout)?;
         let inputs = metrics.timed(Stage::Parse, || tensors(inputs, raw_input_contents, limit))?;
         let names: Vec<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
         let answer = self.0.infer((&model_name, &model_version), inputs, &names, context).await?;
@@ -58,6 +77,57 @@ impl Grpc {
     }
 }
 
+impl Grpc {
+    /// Refuses parameters of loading and unloading.
+    fn refuse_control<'a>(&self, at: &str, mut names: impl Iterator<Item = &'a String>) -> Result<()> {
+        names.try_for_each(|name| match HARMLESS_TO_MODELS.contains(&name.as_str()) {
+            true => Ok(()),
+            false => unread(&format!("{at}.{name}"), self.0.limits.allows_unread),
+        })
+    }
+
+    /// Answers a message of a stream. Its place is kept until the answer is sent.
+    async fn answer(&self, request: ModelInferRequest, of: &mut Extensions) -> ModelStreamInferResponse {
+        let messages = of.get::<Arc<MessagePlaces>>().cloned();
+        let place = messages.as_ref().map_or_else(|| Ok(Place::default()), |messages| messages.claim());
+        let result = match place {
+            Ok(place) => {
+                of.insert(place);
+                self.infer(request, of).await
+            }
+            Err(failure) => Err(failure),
+        };
+        if let (Some(messages), Some(place)) = (messages, of.remove()) {
+            messages.answered(place);
+        }
+        self.0.count(PROTOCOL, &result);
+        match result {
+            Ok(answer) => ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) },
+            Err(failure) => ModelStreamInferResponse { error_message: failure.message, infer_response: None },
+        }
+    }
+}
+
+/// Refuses parameters that are not read, unless they change no answer. One without a value is absent.
+fn refuse_unread(
+    at: &str,
+    parameters: &HashMap<String, InferParameter>,
+    read: &[&str],
+    is_allowed: bool,
+) -> Result<()> {
+    let given = parameters.iter().filter(|(_, value)| value.parameter_choice.is_some()).map(|(name, _)| name.as_str());
+    for name in given.filter(|name| !read.contains(name) && !oip_json::HARMLESS.contains(name)) {
+        if name.starts_with("shared_memory_") {
+            return Err(Failure::new(Kind::Unimplemented, "shared memory is not offered"));
+        }
+        if name == "classification" {
+            return Err(Failure::new(Kind::Unimplemented, "the classification extension is not offered"));
+        }
+        unread(&format!("{at}.{name}"), is_allowed)?;
+    }
+    Ok(())
+}
+
 /// The request's tensors: all of them as bytes, or each with its own contents.
 fn tensors(inputs: Vec<InferInputTensor>, raw: Vec<Bytes>, limit: usize) -> Result<Vec<Tensor>> {
     if !raw.is_empty() && raw.len() != inputs.len() {
@@ -69,11 +139,8 @@ fn tensors(inputs: Vec<InferInputTensor>, raw: Vec<Bytes>, limit: usize) -> Resu
 }
 
 fn tensor(input: InferInputTensor, raw: Option<Bytes>, limit: usize) -> Result<Tensor> {
-    let InferInputTensor { name, datatype, shape, contents, parameters } = input;
+    let InferInputTensor { name, datatype, shape, contents, parameters: _ } = input;
     let datatype: Datatype = datatype.parse()?;
-    if parameters.contains_key("shared_memory_region") {
-        return Err(Failure::new(Kind::Unimplemented, "shared memory is not offered"));
-    }
     let (shape, elements) = model::checked_shape(&name, &shape, limit)?;
     let values = match (raw, contents) {
         (Some(_), Some(_)) => {
@@ -81,14 +148,17 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>, limit: usize) -> Result<T
         }
         (Some(bytes), None) => raw::decode(&name, datatype, elements, bytes)?,
         (None, contents) => {
-            let contents = contents.unwrap_or_default();
+            let mut contents = contents.unwrap_or_default();
             let values = match datatype {
-                Datatype::Int64 => Values::Ints(contents.int64_contents),
-                Datatype::Int32 => Values::Ints(contents.int_contents.into_iter().map(i64::from).collect()),
-                Datatype::Fp32 => Values::Floats(contents.fp32_contents),
-                Datatype::Bytes => Values::Bytes(contents.bytes_contents),
+                Datatype::Int64 => Values::Ints(take(&mut contents.int64_contents)),
+                Datatype::Int32 => Values::Ints(take(&mut contents.int_contents).into_iter().map(i64::from).collect()),
+                Datatype::Fp32 => Values::Floats(take(&mut contents.fp32_contents)),
+                Datatype::Bytes => Values::Bytes(take(&mut contents.bytes_contents)),
                 other => return Err(raw::unsupported(&name, other)),
             };
+            if contents != InferTensorContents::default() {
+                return Err(Failure::invalid(format!("input {name:?} has contents of another type than {datatype}")));
+            }
             if values.len() != elements {
                 let message = format!("input {name:?} has {} elements, and its shape says {elements}", values.len());
                 return Err(Failure::invalid(message));
@@ -99,13 +169,16 @@ fn tensor(input: InferInputTensor, raw: Option<Bytes>, limit: usize) -> Result<T
     Ok(Tensor { name, datatype, shape, values })
 }
 
-fn timeout(parameter: &InferParameter) -> Result<u64> {
+fn timeout(parameter: &InferParameter) -> Result<Option<u64>> {
     let micros = match parameter.parameter_choice {
+        None => return Ok(None),
         Some(ParameterChoice::Int64Param(micros)) => u64::try_from(micros).ok(),
         Some(ParameterChoice::Uint64Param(micros)) => Some(micros),
         _ => None,
     };
-    micros.ok_or_else(|| Failure::invalid("parameter \"timeout\" must be a whole number of microseconds, at least 0"))
+    micros
+        .map(Some)
+        .ok_or_else(|| Failure::invalid("parameter \"timeout\" must be a whole number of microseconds, at least 0"))
 }
 
 fn output(tensor: Tensor) -> (InferOutputTensor, Bytes) {
@@ -182,8 +255,8 @@ impl GrpcInferenceService for Grpc {
     }
 
     async fn model_infer(&self, request: Request<ModelInferRequest>) -> Reply<ModelInferResponse> {
-        let client = request.extensions().get::<Client>().copied();
-        let result = self.infer(request.into_inner(), client).await;
+        let (_, extensions, request) = request.into_parts();
+        let result = self.infer(request, &extensions).await;
         self.0.count(PROTOCOL, &result);
         reply(result)
     }
@@ -196,20 +269,14 @@ impl GrpcInferenceService for Grpc {
         &self,
         request: Request<Streaming<ModelInferRequest>>,
     ) -> Reply<Self::ModelStreamInferStream> {
-        let client = request.extensions().get::<Client>().copied();
-        let service = self.0.clone();
-        let answers = request.into_inner().then(move |request| {
-            let grpc = Grpc(service.clone());
-            async move {
-                let result = grpc.infer(request?, client).await;
-                grpc.0.count(PROTOCOL, &result);
-                Ok(match result {
-                    Ok(answer) => {
-                        ModelStreamInferResponse { error_message: String::new(), infer_response: Some(answer) }
-                    }
-                    Err(failure) => ModelStreamInferResponse { error_message: failure.message, infer_response: None },
-                })
-            }
+        let (_, extensions, requests) = request.into_parts();
+        let grpc = Grpc(self.0.clone());
+        let answers = unfold((grpc, extensions, requests), |(grpc, mut extensions, mut requests)| async {
+            let answer = match requests.next().await? {
+                Ok(request) => Ok(grpc.answer(request, &mut extensions).await),
+                Err(status) => Err(status),
+            };
+            Some((answer, (grpc, extensions, requests)))
         });
         Ok(Response::new(Box::pin(answers)))
     }
@@ -228,7 +295,11 @@ impl GrpcInferenceService for Grpc {
         &self,
         request: Request<RepositoryModelLoadRequest>,
     ) -> Reply<RepositoryModelLoadResponse> {
-        let loaded = self.0.load(request.into_inner().model_name).await;
+        let RepositoryModelLoadRequest { model_name, parameters, .. } = request.into_inner();
+        let loaded = match self.refuse_control("parameters", parameters.keys()) {
+            Ok(()) => self.0.load(model_name).await,
+            Err(failure) => Err(failure),
+        };
         reply(loaded.map(|()| RepositoryModelLoadResponse {}))
     }
 
@@ -236,7 +307,11 @@ impl GrpcInferenceService for Grpc {
         &self,
         request: Request<RepositoryModelUnloadRequest>,
     ) -> Reply<RepositoryModelUnloadResponse> {
-        let unloaded = self.0.unload(request.into_inner().model_name).await;
+        let RepositoryModelUnloadRequest { model_name, parameters, .. } = request.into_inner();
+        let unloaded = match self.refuse_control("parameters", parameters.keys()) {
+            Ok(()) => self.0.unload(model_name).await,
+            Err(failure) => Err(failure),
+        };
         reply(unloaded.map(|()| RepositoryModelUnloadResponse {}))
     }
 }

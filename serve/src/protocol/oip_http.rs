@@ -1,6 +1,7 @@
 //! The Open Inference Protocol over HTTP, with the extensions of binary tensors and of the model repository.
 
-use axum::extract::{Path, Request, State};
+use axum::extract::{FromRequestParts, Path, Request, State};
+use axum::http::request::Parts;
 use axum::http::{header, HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -10,11 +11,12 @@ use serde_json::{json, Value};
 use crate::batch::Stage;
 use crate::model::{self, Failure, Kind, Result};
 
-use super::service::{Client, Service};
-use super::{oip_json, EXTENSIONS, MODEL_VERSION, NAME, VERSION};
+use super::fields::{Fields, Unread};
+use super::service::Service;
+use super::{oip_json, EXTENSIONS, HARMLESS_TO_MODELS, MODEL_VERSION, NAME, VERSION};
 
 /// Says how many bytes of a body are JSON where tensors follow it.
-const JSON_LENGTH: &str = "inference-header-content-length";
+pub(crate) const JSON_LENGTH: &str = "inference-header-content-length";
 
 const PROTOCOL: &str = "oip_http";
 
@@ -44,6 +46,15 @@ struct Target {
     version: String,
 }
 
+impl<S: Send + Sync> FromRequestParts<S> for Target {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Response> {
+        let target = Path::from_request_parts(parts, state).await;
+        target.map(|Path(target)| target).map_err(|error| refusal(&Failure::invalid(error.body_text())))
+    }
+}
+
 async fn server() -> Json<Value> {
     Json(json!({"name": NAME, "version": VERSION, "extensions": EXTENSIONS}))
 }
@@ -61,7 +72,7 @@ fn health(name: &str, is_well: bool) -> Response {
     (status, Json(json!({name: is_well}))).into_response()
 }
 
-async fn model_ready(State(service): State<Service>, Path(target): Path<Target>) -> Response {
+async fn model_ready(State(service): State<Service>, target: Target) -> Response {
     match service.model(&target.name, &target.version) {
         Ok(model) if model.is_ready() => Json(json!({"name": target.name, "ready": true})).into_response(),
         Ok(_) => (StatusCode::SERVICE_UNAVAILABLE, Json(json!({"name": target.name, "ready": false}))).into_response(),
@@ -69,7 +80,7 @@ async fn model_ready(State(service): State<Service>, Path(target): Path<Target>)
     }
 }
 
-async fn metadata(State(service): State<Service>, Path(target): Path<Target>) -> Response {
+async fn metadata(State(service): State<Service>, target: Target) -> Response {
     let model = match service.model(&target.name, &target.version) {
         Ok(model) => model,
         Err(failure) => return refusal(&failure),
@@ -83,7 +94,7 @@ async fn metadata(State(service): State<Service>, Path(target): Path<Target>) ->
     .into_response()
 }
 
-async fn infer(State(service): State<Service>, Path(target): Path<Target>, request: Request) -> Response {
+async fn infer(State(service): State<Service>, target: Target, request: Request) -> Response {
     let result = inferred(&service, &target, request).await;
     service.count(PROTOCOL, &result);
     result.unwrap_or_else(|failure| refusal(&failure))
@@ -96,8 +107,9 @@ async fn inferred(service: &Service, target: &Target, request: Request) -> Resul
     service.model(&target.name, &target.version)?;
     let metrics = service.registry.model(&target.name);
     let body = service.body(&parts, body).await?;
-    let mut request = metrics.timed(Stage::Parse, || oip_json::Request::read(body, json_bytes))?;
-    let context = service.context(parts.extensions.get::<Client>(), request.timeout)?;
+    let allows_unread = service.limits.allows_unread;
+    let mut request = metrics.timed(Stage::Parse, || oip_json::Request::read(body, json_bytes, allows_unread))?;
+    let context = service.context(&parts.extensions, request.timeout)?;
     let inputs = std::mem::take(&mut request.inputs);
     let names: Vec<&str> = request.outputs.iter().map(|(name, _)| name.as_str()).collect();
     let outputs = service.infer((&target.name, &target.version), inputs, &names, context).await?;
@@ -117,20 +129,54 @@ fn json_length(value: &HeaderValue) -> Result<usize> {
     number.ok_or_else(|| Failure::invalid(format!("the header {JSON_LENGTH} must be a number of bytes")))
 }
 
-async fn index(State(service): State<Service>) -> Json<Value> {
+async fn index(State(service): State<Service>, request: Request) -> Response {
+    let only_ready = match control_fields(&service, request, |fields| fields.take("ready")).await {
+        Ok(ready) => ready.flatten().unwrap_or(false),
+        Err(failure) => return refusal(&failure),
+    };
     let row = |(name, state): (&str, model::State)| {
         let (state, reason) = state.told();
         json!({"name": name, "version": MODEL_VERSION, "state": state, "reason": reason})
     };
-    Json(service.models.states().map(row).collect())
+    let rows = service.models.states().map(row).filter(|row| !only_ready || row["state"] == "READY");
+    Json(Value::from_iter(rows)).into_response()
 }
 
-async fn load(State(service): State<Service>, Path(target): Path<Target>) -> Response {
-    control(service.load(target.name).await)
+/// What `read` takes from a body that may be empty. What is left over is refused.
+async fn control_fields<T>(
+    service: &Service,
+    request: Request,
+    read: impl FnOnce(&mut Fields) -> Result<T>,
+) -> Result<Option<T>> {
+    let (parts, body) = request.into_parts();
+    let body = service.body(&parts, body).await?;
+    if body.trim_ascii().is_empty() {
+        return Ok(None);
+    }
+    let mut fields = Fields::of_body(&body)?;
+    let taken = read(&mut fields)?;
+    fields.finish(Unread { is_allowed: service.limits.allows_unread, ..Unread::default() })?;
+    Ok(Some(taken))
 }
 
-async fn unload(State(service): State<Service>, Path(target): Path<Target>) -> Response {
-    control(service.unload(target.name).await)
+/// Refuses parameters of loading and unloading.
+async fn refuse_parameters(service: &Service, request: Request) -> Result<()> {
+    let unread = Unread { harmless: HARMLESS_TO_MODELS, neutral: &[], is_allowed: service.limits.allows_unread };
+    control_fields(service, request, |fields| fields.object("parameters")?.finish(unread)).await.map(|_| ())
+}
+
+async fn load(State(service): State<Service>, target: Target, request: Request) -> Response {
+    match refuse_parameters(&service, request).await {
+        Ok(()) => control(service.load(target.name).await),
+        Err(failure) => refusal(&failure),
+    }
+}
+
+async fn unload(State(service): State<Service>, target: Target, request: Request) -> Response {
+    match refuse_parameters(&service, request).await {
+        Ok(()) => control(service.unload(target.name).await),
+        Err(failure) => refusal(&failure),
+    }
 }
 
 fn control(result: Result<()>) -> Response {

@@ -1,41 +1,26 @@
 //! Bodies of the Open Inference Protocol over HTTP: JSON, and tensors as bytes behind it.
 
 use bytes::Bytes;
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::model::{Datatype, Failure, Kind, Result, Tensor, TensorSpec, Values};
 
+use super::fields::{Fields, Unread};
 use super::raw;
 
-/// A request's JSON. Fields that are not here are ignored, as the protocol wants it.
-#[derive(Debug, Deserialize)]
-struct RequestHead {
-    #[serde(default)]
-    id: Option<String>,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-    inputs: Vec<Input>,
-    #[serde(default)]
-    outputs: Option<Vec<Output>>,
-}
+/// Parameters of a request, an input or an output that change no answer: models of this server have no state, and their tensors one
+/// meaning.
+pub(super) const HARMLESS: &[&str] =
+    &["content_type", "headers", "priority", "sequence_end", "sequence_id", "sequence_start"];
 
-#[derive(Debug, Deserialize)]
+/// An input as it was sent.
 struct Input {
     name: String,
     shape: Vec<i64>,
     datatype: String,
-    #[serde(default)]
-    parameters: Map<String, Value>,
-    #[serde(default)]
+    binary_bytes: Option<u64>,
     data: Option<Value>,
-}
-
-#[derive(Debug, Deserialize)]
-struct Output {
-    name: String,
-    #[serde(default)]
-    parameters: Map<String, Value>,
 }
 
 /// A request.
@@ -52,8 +37,9 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// Reads a body whose first `json_bytes` are JSON, all of them where that is absent.
-    pub fn read(mut body: Bytes, json_bytes: Option<usize>) -> Result<Self> {
+    /// Reads a body whose first `json_bytes` are JSON, all of them where that is absent. With `allows_unread` fields that are not
+    /// supported are ignored.
+    pub fn read(mut body: Bytes, json_bytes: Option<usize>, allows_unread: bool) -> Result<Self> {
         let json_bytes = json_bytes.unwrap_or(body.len());
         if json_bytes > body.len() {
             let message = format!("the header announces {json_bytes} bytes of JSON, and the body has {}", body.len());
@@ -61,37 +47,67 @@ impl Request {
         }
         let json = body.split_to(json_bytes);
         let limit = json.len() + body.len();
-        let head: RequestHead = serde_json::from_slice(&json)
-            .map_err(|error| Failure::invalid(format!("the body is not a request of this protocol: {error}")))?;
-        let inputs = head.inputs.into_iter().map(|input| input.read(&mut body, limit)).collect::<Result<_>>()?;
+        let mut fields = Fields::of_body(&json)?;
+        let unread = Unread { harmless: HARMLESS, neutral: &[], is_allowed: allows_unread };
+        let id = fields.take("id")?;
+        let inputs = fields.objects("inputs")?.ok_or_else(|| Failure::invalid("`inputs` is missing"))?;
+        let inputs = inputs.into_iter().map(|input| Input::read(input, unread)?.tensor(&mut body, limit));
+        let inputs = inputs.collect::<Result<_>>()?;
         if !body.is_empty() {
             return Err(Failure::invalid(format!("the body has {} bytes that belong to no input", body.len())));
         }
-        let is_binary = flag(&head.parameters, "binary_data_output")?.unwrap_or(false);
-        let output = |output: Output| {
-            if output.parameters.contains_key("classification") {
-                return Err(Failure::new(Kind::Unimplemented, "the classification extension is not offered"));
-            }
-            Ok((output.name, flag(&output.parameters, "binary_data")?.unwrap_or(is_binary)))
-        };
-        let outputs = head.outputs.unwrap_or_default().into_iter().map(output).collect::<Result<_>>()?;
-        let timeout = number(&head.parameters, "timeout")?;
-        Ok(Self { id: head.id, timeout, inputs, outputs, is_binary })
+        let mut parameters = fields.object("parameters")?;
+        let timeout = parameters.take("timeout")?;
+        let is_binary = parameters.take("binary_data_output")?.unwrap_or(false);
+        parameters.finish(unread)?;
+        let outputs = fields.objects("outputs")?.unwrap_or_default();
+        let outputs = outputs.into_iter().map(|output| asked(output, is_binary, unread)).collect::<Result<_>>()?;
+        fields.finish(Unread { harmless: &[], ..unread })?;
+        Ok(Self { id, timeout, inputs, outputs, is_binary })
+    }
+}
+
+/// The name of an output, and whether it is to be bytes.
+fn asked(mut output: Fields, is_binary: bool, unread: Unread) -> Result<(String, bool)> {
+    let name = output.need("name")?;
+    let mut parameters = output.object("parameters")?;
+    if parameters.take::<u64>("classification")?.unwrap_or(0) > 0 {
+        return Err(Failure::new(Kind::Unimplemented, "the classification extension is not offered"));
+    }
+    refuse_shared_memory(&mut parameters)?;
+    let is_binary = parameters.take("binary_data")?.unwrap_or(is_binary);
+    parameters.finish(unread)?;
+    output.finish(Unread { harmless: &[], ..unread })?;
+    Ok((name, is_binary))
+}
+
+fn refuse_shared_memory(parameters: &mut Fields) -> Result<()> {
+    let fields = ["shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"];
+    match fields.into_iter().any(|field| parameters.take_raw(field).is_some()) {
+        true => Err(Failure::new(Kind::Unimplemented, "shared memory is not offered")),
+        false => Ok(()),
     }
 }
 
 impl Input {
+    fn read(mut input: Fields, unread: Unread) -> Result<Self> {
+        let (name, shape, datatype) = (input.need("name")?, input.need("shape")?, input.need("datatype")?);
+        let mut parameters = input.object("parameters")?;
+        refuse_shared_memory(&mut parameters)?;
+        let binary_bytes = parameters.take("binary_data_size")?;
+        parameters.finish(unread)?;
+        let data = input.take("data")?;
+        input.finish(Unread { harmless: &[], ..unread })?;
+        Ok(Self { name, shape, datatype, binary_bytes, data })
+    }
+
     /// `binary` holds the tensors that follow the JSON. A tensor has at most `limit` elements: each takes a byte of the
     /// request at least.
-    fn read(self, binary: &mut Bytes, limit: usize) -> Result<Tensor> {
-        let Self { name, shape, datatype, parameters, data } = self;
+    fn tensor(self, binary: &mut Bytes, limit: usize) -> Result<Tensor> {
+        let Self { name, shape, datatype, binary_bytes, data } = self;
         let datatype: Datatype = datatype.parse()?;
-        if ["shared_memory_region", "shared_memory_byte_size"].iter().any(|key| parameters.contains_key(*key)) {
-            return Err(Failure::new(Kind::Unimplemented, "shared memory is not offered"));
-        }
         let (shape, elements) = crate::model::checked_shape(&name, &shape, limit)?;
-        let size = number(&parameters, "binary_data_size")?;
-        let values = match (size, data) {
+        let values = match (binary_bytes, data) {
             (Some(_), Some(_)) => {
                 return Err(Failure::invalid(format!("input {name:?} has both data and binary_data_size")))
             }
@@ -140,16 +156,6 @@ fn flatten(value: Value, flat: &mut Vec<Value>) {
         Value::Array(values) => values.into_iter().for_each(|value| flatten(value, flat)),
         value => flat.push(value),
     }
-}
-
-fn flag(parameters: &Map<String, Value>, key: &str) -> Result<Option<bool>> {
-    let wrong = || Failure::invalid(format!("parameter {key:?} must be true or false"));
-    parameters.get(key).map(|value| value.as_bool().ok_or_else(wrong)).transpose()
-}
-
-fn number(parameters: &Map<String, Value>, key: &str) -> Result<Option<u64>> {
-    let wrong = || Failure::invalid(format!("parameter {key:?} must be a whole number, at least 0"));
-    parameters.get(key).map(|value| value.as_u64().ok_or_else(wrong)).transpose()
 }
 
 #[derive(Serialize)]

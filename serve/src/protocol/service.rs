@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::request::Parts;
+use axum::http::Extensions;
 
 use crate::batch::Registry;
 use crate::generate::{Answer, Prompt, Wanted};
@@ -22,6 +23,10 @@ pub struct Limits {
     pub rows: usize,
     /// How long a request may take from its arrival to its answer. Requests may ask for less.
     pub request_time: Duration,
+    /// How long a stream may be without a message.
+    pub idle_time: Duration,
+    /// Whether fields of requests that are not supported are ignored, with a warning.
+    pub allows_unread: bool,
 }
 
 /// What all protocols share. Clones share it.
@@ -38,21 +43,28 @@ pub struct Service {
 }
 
 /// Who sent a request, as the server found out; put into its extensions.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Client(pub u64);
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Client {
+    /// Clients take turns.
+    pub turn: u64,
+    /// Whose the key is; 0 where none is needed.
+    pub tenant: u64,
+}
 
 impl Service {
-    /// Who asks, and until when. `timeout` is the client's, in microseconds.
+    /// Who asks, as a request's extensions say, and until when. `timeout` is the client's, in microseconds.
     ///
     /// # Errors
     /// A timeout of zero.
-    pub(crate) fn context(&self, client: Option<&Client>, timeout: Option<u64>) -> Result<Context> {
+    pub(crate) fn context(&self, of: &Extensions, timeout: Option<u64>) -> Result<Context> {
         let time = match timeout {
             Some(0) => return Err(Failure::invalid("a timeout of 0 leaves no time for an answer")),
             Some(micros) => Duration::from_micros(micros).min(self.limits.request_time),
             None => self.limits.request_time,
         };
-        Ok(Context { client: client.map_or(0, |client| client.0), deadline: Instant::now() + time })
+        let Client { turn, tenant } = of.get().copied().unwrap_or_default();
+        let place = of.get().cloned().unwrap_or_default();
+        Ok(Context { client: turn, tenant, place, deadline: Instant::now() + time })
     }
 
     /// The model of a request. An empty version means the one that there is.
@@ -138,21 +150,21 @@ impl Service {
         if let Some(encoding) = parts.headers.get("content-encoding").filter(|value| *value != "identity") {
             return Err(Failure::new(Kind::Encoding, format!("bodies encoded by {encoding:?} are not taken")));
         }
-        let Limits { body_bytes, body_time, .. } = self.limits;
+        let body_bytes = self.limits.body_bytes;
         let too_large = || Failure::new(Kind::TooLarge, format!("the body exceeds {body_bytes} bytes"));
         let announced = parts.headers.get("content-length").and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|bytes| bytes > body_bytes as u64) {
             return Err(too_large());
         }
-        match tokio::time::timeout(body_time, axum::body::to_bytes(body, body_bytes)).await {
-            Ok(Ok(bytes)) => Ok(bytes),
-            Ok(Err(error)) if has_length_limit(&error) => Err(too_large()),
-            Ok(Err(_)) => Err(Failure::invalid("the body ended early")),
-            Err(_) => {
-                let message = format!("the body took longer than {} s", body_time.as_secs_f64());
-                Err(Failure::new(Kind::BodyTimeout, message))
+        axum::body::to_bytes(body, body_bytes).await.map_err(|error| {
+            let is_large = cause::<http_body_util::LengthLimitError>(&error).is_some();
+            let failure = || Failure::invalid("the body ended early, or is not what its content-encoding says");
+            if is_large {
+                too_large()
+            } else {
+                cause(&error).cloned().unwrap_or_else(failure)
             }
-        }
+        })
     }
 
     /// Counts a request by how it ended.
@@ -171,13 +183,8 @@ impl Service {
     }
 }
 
-fn has_length_limit(error: &axum::Error) -> bool {
-    let mut source = std::error::Error::source(error);
-    while let Some(error) = source {
-        if error.is::<http_body_util::LengthLimitError>() {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+/// The error of this type that is behind an error.
+fn cause<E: std::error::Error + 'static>(error: &axum::Error) -> Option<&E> {
+    let first = std::error::Error::source(error);
+    std::iter::successors(first, |error| error.source()).find_map(|error| error.downcast_ref())
 }

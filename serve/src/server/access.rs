@@ -7,24 +7,35 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{ensure, Context, Result};
-use axum::body::{Body, HttpBody};
+use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{header, HeaderMap};
 use axum::middleware::Next;
 use axum::response::Response;
-use http_body_util::BodyExt;
 use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
-use crate::model::{Failure, Kind};
-use crate::protocol::{oip_grpc, oip_http, openai, Client};
+use crate::model::{Failure, Kind, Place};
+use crate::protocol::{oip_grpc, oip_http, openai, Client, Limits, MessagePlaces};
+
+use super::answer::{Answer, Held};
+use super::arrival::{Arrival, Messages, Say};
 
 /// Paths that need no key: probes have none.
-const OPEN: [&str; 4] = [
+const OPEN: [&str; 6] = [
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
     "/v2/health/live",
     "/v2/health/ready",
     "/inference.GRPCInferenceService/ServerLive",
     "/inference.GRPCInferenceService/ServerReady",
+];
+
+/// Calls of gRPC that take one message after another.
+const STREAMS: [&str; 3] = [
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    "/inference.GRPCInferenceService/ModelStreamInfer",
 ];
 
 /// Who may call.
@@ -33,24 +44,25 @@ pub(super) struct Access {
     /// None where everybody may.
     keys: Option<Arc<Vec<String>>>,
     places: Arc<Semaphore>,
+    limits: Limits,
     /// Makes numbers of clients that nobody can aim at.
     hasher: RandomState,
 }
 
 impl Access {
     /// Keys from a file, one a line.
-    pub fn new(keys: Option<&Path>, places: usize) -> Result<Self> {
+    pub fn new(keys: Option<&Path>, places: usize, limits: Limits) -> Result<Self> {
         let keys = keys.map(|path| read(path).with_context(|| path.display().to_string())).transpose()?;
         let places = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
-        Ok(Self { keys: keys.map(Arc::new), places, hasher: RandomState::new() })
+        Ok(Self { keys: keys.map(Arc::new), places, limits, hasher: RandomState::new() })
     }
 
     /// The client of a request: its key where keys are needed, else its address.
     fn client(&self, request: &Request) -> Result<Client, Failure> {
         let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip());
-        let Some(keys) = &self.keys else { return Ok(Client(self.hasher.hash_one(address))) };
+        let Some(keys) = &self.keys else { return Ok(Client { turn: self.hasher.hash_one(address), tenant: 0 }) };
         if OPEN.contains(&request.uri().path()) {
-            return Ok(Client(0));
+            return Ok(Client::default());
         }
         let denied = || Failure::new(Kind::Unauthorized, "a valid key is needed: Authorization: Bearer KEY");
         let given = bearer(request.headers()).ok_or_else(denied)?;
@@ -59,7 +71,37 @@ impl Access {
             true => Some(key),
             false => found,
         });
-        found.map(|key| Client(self.hasher.hash_one(key))).ok_or_else(denied)
+        let of = |key: &String| Client { turn: self.hasher.hash_one(key), tenant: self.hasher.hash_one(key) };
+        found.map(of).ok_or_else(denied)
+    }
+
+    /// Finds out who asks, and takes a place.
+    fn enter(&self, request: &mut Request, held: &mut Held) -> Result<(), Failure> {
+        let client = self.client(request)?;
+        request.extensions_mut().insert(client);
+        if OPEN.contains(&request.uri().path()) {
+            return Ok(());
+        }
+        let place = Place::of(&self.places).ok_or_else(MessagePlaces::full)?;
+        if STREAMS.contains(&request.uri().path()) {
+            // Messages take places from now on.
+            let messages = Arc::new(MessagePlaces::new(self.places.clone()));
+            request.extensions_mut().insert(messages.clone());
+            held.messages = Some(messages);
+            return Ok(());
+        }
+        request.extensions_mut().insert(place.clone());
+        held.place = place;
+        Ok(())
+    }
+
+    /// The request with bounds on the time of its body.
+    fn timed(&self, request: Request, held: &Held) -> Request {
+        let Limits { body_time, idle_time, .. } = self.limits;
+        let say: Say =
+            if is_grpc(&request) { |failure| axum::Error::new(oip_grpc::status(&failure)) } else { axum::Error::new };
+        let messages = held.messages.clone().map(|places| Messages::new(places, idle_time));
+        request.map(|body| Body::new(Arrival::new(body, body_time, messages, say)))
     }
 }
 
@@ -75,41 +117,28 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then_some(key.trim())
 }
 
-/// Refuses who may not call, and what is too much; names the client to those behind.
+/// Refuses who may not call, and what is too much; names the client to those behind. Holds the request's place until its answer is
+/// sent, and bounds the time that its body takes.
 pub(super) async fn admit(State(access): State<Access>, mut request: Request, next: Next) -> Response {
-    match access.client(&request) {
-        Ok(client) => request.extensions_mut().insert(client),
-        Err(failure) => return refuse(&request, &failure),
+    let mut held = Held { underway: request.extensions_mut().remove(), ..Held::default() };
+    let version = request.version();
+    let response = match access.enter(&mut request, &mut held) {
+        Ok(()) => next.run(access.timed(request, &held)).await,
+        Err(failure) => refuse(&request, &failure),
     };
-    if OPEN.contains(&request.uri().path()) {
-        return next.run(request).await;
-    }
-    let Ok(place) = access.places.try_acquire_owned() else {
-        let mut failure = Failure::new(Kind::Full, "too many requests are under way");
-        failure.retry_after = Some(std::time::Duration::from_secs(1));
-        return refuse(&request, &failure);
-    };
-    let response = next.run(request).await;
-    match response.body().size_hint().exact() {
-        Some(_) => response,
-        // A stream is under way until it ends or its client goes.
-        None => response.map(|body| {
-            Body::new(body.map_frame(move |frame| {
-                let _held = &place;
-                frame
-            }))
-        }),
-    }
+    response.map(|body| Body::new(Answer::new(body, held, version)))
 }
 
 /// A failure as the protocol of the request says it.
 pub(super) fn refuse(request: &Request, failure: &Failure) -> Response {
-    let content_type = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     match request.uri().path() {
-        _ if content_type.is_some_and(|value| value.starts_with("application/grpc")) => {
-            oip_grpc::status(failure).into_http()
-        }
+        _ if is_grpc(request) => oip_grpc::status(failure).into_http(),
         path if path.starts_with("/v1/") => openai::refusal(failure),
         _ => oip_http::refusal(failure),
     }
+}
+
+pub(super) fn is_grpc(request: &Request) -> bool {
+    let content_type = request.headers().get(header::CONTENT_TYPE);
+    content_type.is_some_and(|value| value.as_bytes().starts_with(b"application/grpc"))
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
+use axum_server::accept::DefaultAcceptor;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Control, Handle};
 use tokio::signal::unix::SignalKind;
@@ -13,13 +14,15 @@ use tokio::task::JoinHandle;
 
 use crate::model::Models;
 
+use super::activity::Times;
+use super::guard::Guarding;
 use super::settings::Settings;
 
 /// Ports that are bound, and how connections are made.
 pub struct Listening {
     listeners: Vec<TcpListener>,
     tls: Option<RustlsConfig>,
-    read_time: Duration,
+    times: Times,
 }
 
 /// A server that answers.
@@ -51,7 +54,8 @@ impl Listening {
             }
             _ => None,
         };
-        Ok(Self { listeners, tls, read_time: settings.read_time() })
+        let times = Times { read: settings.read_time(), keep_alive: settings.keep_alive_time() };
+        Ok(Self { listeners, tls, times })
     }
 
     /// Answers with this router.
@@ -61,21 +65,24 @@ impl Listening {
     pub fn serve(self, router: Router) -> Result<Running> {
         let control = Control::new();
         let (mut addresses, mut servers) = (Vec::new(), Vec::new());
+        let times = self.times;
         for listener in self.listeners {
             let address = listener.local_addr()?;
-            let mut server = axum_server::from_tcp(listener)?
-                .handle(Handle::with_control(control.clone()))
-                .first_request_timeout(self.read_time);
-            server.http_builder().http1().header_read_timeout(self.read_time);
+            let mut server = axum_server::from_tcp(listener)?.handle(Handle::with_control(control.clone()));
+            // It would count from the answer before.
+            server.http_builder().http1().header_read_timeout(None);
             // A client that is gone without a word is noticed by a ping.
             server.http_builder().http2().keep_alive_interval(Duration::from_secs(20)).adaptive_window(true);
             let service = router.clone().into_make_service_with_connect_info::<SocketAddr>();
             servers.push(match &self.tls {
                 Some(tls) => {
-                    let acceptor = RustlsAcceptor::new(tls.clone()).handshake_timeout(self.read_time);
-                    tokio::spawn(server.acceptor(acceptor).serve(service))
+                    let acceptor = RustlsAcceptor::new(tls.clone()).handshake_timeout(times.read);
+                    tokio::spawn(server.acceptor(Guarding { acceptor, times }).serve(service))
                 }
-                None => tokio::spawn(server.serve(service)),
+                None => {
+                    let acceptor = DefaultAcceptor::new();
+                    tokio::spawn(server.acceptor(Guarding { acceptor, times }).serve(service))
+                }
             });
             tracing::info!(%address, tls = self.tls.is_some(), "listening");
             addresses.push(address);

@@ -1,7 +1,11 @@
 //! The server: settings, routes, keys, connections, telemetry.
 
 mod access;
+mod activity;
+mod answer;
+mod arrival;
 mod connections;
+mod guard;
 mod load;
 mod routes;
 mod settings;

@@ -123,6 +123,11 @@ pub struct Settings {
     #[serde(skip_serializing_if = "is_false")]
     pub truncate: bool,
 
+    /// Ignore what this program does not know and what may change an answer, with a warning: fields of requests.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    pub allow_unread: bool,
+
     /// Compare one batch of an embedder in so many with the module: see `Builder::recheck`. Default: 0, never.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -148,10 +153,16 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_body_bytes: Option<usize>,
 
-    /// Seconds that a request's head, or its body, may take to arrive. Default: 10.
+    /// Seconds that a request's head, its body, or a message of a stream may take to arrive, and that a client may take for a part of
+    /// an answer. Default: 10.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_seconds: Option<f64>,
+
+    /// Seconds that a connection is kept without a request, and a stream without a message. Default: 75.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_alive_seconds: Option<f64>,
 
     /// Seconds after which a request without an answer, or a stream without a beginning, fails. Default: 60.
     #[arg(long)]
@@ -177,6 +188,11 @@ pub struct Settings {
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys: Option<PathBuf>,
+
+    /// Origins of pages, such as https://example.org, whose scripts may ask this server (CORS); `*` for all. Default: none.
+    #[arg(long, value_delimiter = ',')]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cors_origin: Vec<String>,
 
     /// The certificate chain for TLS, in PEM.
     #[arg(long, requires = "tls_key")]
@@ -237,7 +253,13 @@ impl Settings {
     fn check(&self) -> Result<()> {
         self.models()?;
         ensure!(self.tls_cert.is_some() == self.tls_key.is_some(), "TLS needs both tls-cert and tls-key");
-        let seconds = [self.read_seconds, self.request_seconds, self.drain_delay_seconds, self.drain_seconds];
+        let seconds = [
+            self.read_seconds,
+            self.keep_alive_seconds,
+            self.request_seconds,
+            self.drain_delay_seconds,
+            self.drain_seconds,
+        ];
         for seconds in seconds.into_iter().flatten() {
             ensure!((0. ..=86_400.).contains(&seconds), "{seconds} seconds are not between 0 and a day");
         }
@@ -305,12 +327,18 @@ impl Settings {
             body_bytes: self.max_body_bytes.unwrap_or(4 << 20),
             body_time: self.read_time(),
             rows: self.max_rows.unwrap_or(2_048),
+            idle_time: self.keep_alive_time(),
             request_time: Duration::from_secs_f64(self.request_seconds.unwrap_or(60.)),
+            allows_unread: self.allow_unread,
         }
     }
 
     pub(super) fn read_time(&self) -> Duration {
         Duration::from_secs_f64(self.read_seconds.unwrap_or(10.))
+    }
+
+    pub(super) fn keep_alive_time(&self) -> Duration {
+        Duration::from_secs_f64(self.keep_alive_seconds.unwrap_or(75.))
     }
 
     pub(super) fn drain_delay(&self) -> Duration {

@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses some of it")]
 
+#[cfg(feature = "server")]
+pub mod served;
+
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::sync::Arc;
 

@@ -32,7 +32,10 @@ async fn grpc_answers_and_refuses() -> Result<()> {
     assert_eq!((reply.id.as_str(), got), ("8", setup.own.embed(&["a cat sleeps", "bread"])?.concat()));
 
     type Change = fn(&mut ModelInferRequest);
-    let bad: [(Code, Change); 10] = [
+    let bad: [(Code, Change); 11] = [
+        (Code::InvalidArgument, |r| {
+            r.inputs[0].contents.iter_mut().for_each(|contents| contents.int64_contents.push(1))
+        }),
         (Code::NotFound, |r| r.model_name = "other".into()),
         (Code::NotFound, |r| r.model_version = "3".into()),
         (Code::Unavailable, |r| r.model_name = "broken".into()),

@@ -5,9 +5,12 @@ mod common;
 
 mod grpc;
 mod http;
+mod mutations;
 mod openai;
 mod operation;
+mod requests;
 mod texts;
+mod transport;
 mod writing;
 
 use std::sync::Arc;

@@ -35,7 +35,7 @@ pub fn endless_texts(settings: &Settings, context: usize) -> Result<Texts> {
     serve(settings, context, Vec::new())
 }
 
-fn serve(settings: &Settings, context: usize, eos: Vec<u32>) -> Result<Texts> {
+pub fn serve(settings: &Settings, context: usize, eos: Vec<u32>) -> Result<Texts> {
     let config = Config { vocab: 256, max_positions: context, eos, ..Config::tiny() };
     let decoder = Arc::new(Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?);
     let registry = Arc::new(Registry::default());

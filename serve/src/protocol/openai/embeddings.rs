@@ -9,18 +9,28 @@ use serde::{Deserialize, Serialize};
 use crate::batch::Stage;
 use crate::model::{Embeddings, Failure, Result, Texts};
 
-use super::super::service::{Client, Service};
-use super::{refusal, PROTOCOL};
+use super::super::fields::{Fields, Unread};
+use super::super::service::Service;
+use super::{refusal, HARMLESS, PROTOCOL};
 
-/// Fields that are not here, such as `user`, are ignored.
-#[derive(Debug, Deserialize)]
+/// A request for vectors.
 struct Body {
     model: String,
     input: Input,
-    #[serde(default)]
-    encoding_format: Format,
-    #[serde(default)]
+    format: Format,
     dimensions: Option<usize>,
+}
+
+impl Body {
+    fn read(bytes: &[u8], allows_unread: bool) -> Result<Self> {
+        let mut fields = Fields::of_body(bytes)?;
+        let (model, input) = (fields.need("model")?, fields.need("input")?);
+        let format = fields.take("encoding_format")?.unwrap_or_default();
+        let dimensions = fields.take("dimensions")?;
+        let neutral = &[("add_special_tokens", "true")];
+        fields.finish(Unread { harmless: HARMLESS, neutral, is_allowed: allows_unread })?;
+        Ok(Self { model, input, format, dimensions })
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -77,10 +87,9 @@ pub(super) async fn embeddings(State(service): State<Service>, request: Request)
 async fn embedded(service: &Service, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let bytes = service.body(&parts, body).await?;
-    let body: Body = serde_json::from_slice(&bytes)
-        .map_err(|error| Failure::invalid(format!("the body is not a request for embeddings: {error}")))?;
-    let context = service.context(parts.extensions.get::<Client>(), None)?;
-    let texts = match body.input {
+    let Body { model, input, format, dimensions } = Body::read(&bytes, service.limits.allows_unread)?;
+    let context = service.context(&parts.extensions, None)?;
+    let texts = match input {
         Input::Text(text) => Texts::Plain(vec![text]),
         Input::Texts(texts) => Texts::Plain(texts),
         Input::Tokens(tokens) => Texts::Tokens(vec![tokens]),
@@ -89,28 +98,28 @@ async fn embedded(service: &Service, request: Request) -> Result<Response> {
     if matches!(&texts, Texts::Plain(texts) if texts.is_empty()) {
         return Err(Failure::invalid("`input` is empty"));
     }
-    if body.dimensions.is_some() {
-        let width = service.model(&body.model, "")?.outputs().first().and_then(|spec| spec.shape.last().copied());
-        if width != body.dimensions.map(|n| n as i64) {
+    if dimensions.is_some() {
+        let width = service.model(&model, "")?.outputs().first().and_then(|spec| spec.shape.last().copied());
+        if width != dimensions.map(|n| n as i64) {
             let message = format!("this model's vectors have {} dimensions and no others", width.unwrap_or(0));
             return Err(Failure::invalid(message));
         }
     }
-    let Embeddings { vectors, tokens } = service.embed(&body.model, texts, context).await?;
+    let Embeddings { vectors, tokens } = service.embed(&model, texts, context).await?;
     let vector =
         |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
     let item = |(index, floats)| Item {
         object: "embedding",
         index,
-        embedding: match body.encoding_format {
+        embedding: match format {
             Format::Float => Vector::Floats(floats),
             Format::Base64 => Vector::Base64(vector(floats)),
         },
     };
-    service.registry.model(&body.model).timed(Stage::Respond, || {
+    service.registry.model(&model).timed(Stage::Respond, || {
         let data = vectors.iter().map(Vec::as_slice).enumerate().map(item).collect();
         let usage = Usage { prompt_tokens: tokens, total_tokens: tokens };
-        let answer = Answer { object: "list", data, model: &body.model, usage };
+        let answer = Answer { object: "list", data, model: &model, usage };
         Ok(Json(answer).into_response())
     })
 }

@@ -5,6 +5,7 @@ mod events;
 mod request;
 mod texts;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -17,6 +18,20 @@ use super::oip_http::{retry_after, status};
 use super::service::Service;
 
 const PROTOCOL: &str = "openai";
+
+/// Fields that change no answer: whose a request is, how it is paid for, and when it comes to its turn.
+const HARMLESS: &[&str] = &[
+    "metadata",
+    "parallel_tool_calls",
+    "priority",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "request_id",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+];
 
 /// All paths below `/v1`.
 pub fn router(service: Service) -> Router {
@@ -34,7 +49,11 @@ async fn models(State(service): State<Service>) -> Json<Value> {
     Json(json!({"object": "list", "data": all}))
 }
 
-async fn model(State(service): State<Service>, Path(name): Path<String>) -> Response {
+async fn model(State(service): State<Service>, name: Result<Path<String>, PathRejection>) -> Response {
+    let name = match name {
+        Ok(Path(name)) => name,
+        Err(error) => return refusal(&Failure::invalid(error.body_text())),
+    };
     match service.models.state(&name) {
         Ok(_) => Json(told(&name)).into_response(),
         Err(failure) => refusal(&failure),

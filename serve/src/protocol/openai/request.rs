@@ -3,10 +3,12 @@
 use opara_candle::ops::Sampling;
 use opara_models::decoder::Message;
 use serde::Deserialize;
-use serde_json::{Map, Value};
 
 use crate::generate::{Prompt, Wanted};
 use crate::model::{Failure, Result};
+
+use super::super::fields::{Fields, Unread};
+use super::HARMLESS;
 
 /// Which of the two kinds of texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,45 +19,36 @@ pub(super) enum Form {
     Chat,
 }
 
-/// Fields that are neither here nor in [`REFUSED`], such as `user`, are ignored.
-#[derive(Debug, Deserialize)]
-struct Body {
-    model: String,
-    prompt: Option<Input>,
-    messages: Option<Vec<Turn>>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    max_tokens: Option<usize>,
-    max_completion_tokens: Option<usize>,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<i64>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-    seed: Option<i64>,
-    stop: Option<Stops>,
-    #[serde(flatten)]
-    others: Map<String, Value>,
-}
-
-/// What would change the answer, and is not offered.
-const REFUSED: [&str; 16] = [
-    "n",
-    "best_of",
-    "echo",
-    "suffix",
-    "logprobs",
-    "top_logprobs",
-    "logit_bias",
-    "frequency_penalty",
-    "presence_penalty",
-    "tools",
-    "functions",
-    "response_format",
-    "modalities",
-    "audio",
-    "prediction",
-    "web_search_options",
+/// Fields that ask for nothing that is not done anyway, with these values.
+const NEUTRAL: &[(&str, &str)] = &[
+    ("n", "1"),
+    ("best_of", "1"),
+    ("echo", "false"),
+    ("suffix", "\"\""),
+    ("logprobs", "false"),
+    ("top_logprobs", "0"),
+    ("logit_bias", "{}"),
+    ("frequency_penalty", "0"),
+    ("presence_penalty", "0"),
+    ("length_penalty", "1"),
+    ("use_beam_search", "false"),
+    ("early_stopping", "false"),
+    ("tools", "[]"),
+    ("tool_choice", "\"none\""),
+    ("tool_choice", "\"auto\""),
+    ("functions", "[]"),
+    ("function_call", "\"none\""),
+    ("function_call", "\"auto\""),
+    ("response_format", r#"{"type": "text"}"#),
+    ("modalities", r#"["text"]"#),
+    ("bad_words", "[]"),
+    ("skip_special_tokens", "true"),
+    ("spaces_between_special_tokens", "true"),
+    ("include_stop_str_in_output", "false"),
+    ("return_token_ids", "false"),
+    ("return_tokens_as_token_ids", "false"),
+    ("continue_final_message", "false"),
+    ("add_generation_prompt", "true"),
 ];
 
 #[derive(Debug, Deserialize)]
@@ -88,11 +81,6 @@ struct Part {
 }
 
 #[derive(Debug, Deserialize)]
-struct StreamOptions {
-    include_usage: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`stop` must be a string or a list of strings")]
 enum Stops {
     One(String),
@@ -110,81 +98,72 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Reads a body.
-    pub fn read(bytes: &[u8], form: Form) -> Result<Self> {
-        let body: Body = serde_json::from_slice(bytes)
-            .map_err(|error| Failure::invalid(format!("the body is not a request for a text: {error}")))?;
-        if let Some(name) =
-            REFUSED.into_iter().find(|name| body.others.get(*name).is_some_and(|v| !is_neutral(name, v)))
-        {
-            return Err(Failure::invalid(match name {
-                "n" | "best_of" => format!("`{name}` must be 1: send several requests, which are written at once"),
-                _ => format!("`{name}` is not supported: leave it out"),
-            }));
+    /// Reads a body. With `allows_unread` fields that are not supported are ignored.
+    pub fn read(bytes: &[u8], form: Form, allows_unread: bool) -> Result<Self> {
+        let mut fields = Fields::of_body(bytes)?;
+        let model = fields.need("model")?;
+        let (sampling, tokens) = (sampling(&mut fields)?, tokens(&mut fields, form)?);
+        let stops = stops(fields.take("stop")?)?;
+        let least = fields.take::<usize>("min_tokens")?.unwrap_or(0);
+        if tokens.is_some_and(|most| least > most) {
+            return Err(Failure::invalid(format!("`min_tokens` is {least}, which is more than may be written")));
         }
-        let is_streamed = body.stream.unwrap_or(false);
-        if body.stream_options.is_some() && !is_streamed {
-            return Err(Failure::invalid("`stream_options` is for streams alone: set `stream`"));
-        }
-        let has_usage = body.stream_options.as_ref().and_then(|options| options.include_usage).unwrap_or(false);
-        let (sampling, tokens) = (body.sampling()?, body.tokens(form)?);
-        let wanted = Wanted { tokens, sampling, stops: stops(body.stop)?, is_streamed };
+        let ends = fields.take("stop_token_ids")?.unwrap_or_default();
+        let ignores_ends = fields.take("ignore_eos")?.unwrap_or(false);
+        let is_streamed = fields.take("stream")?.unwrap_or(false);
+        let has_usage = usage(&mut fields, is_streamed, allows_unread)?;
         let prompt = match form {
-            Form::Text => one(body.prompt.ok_or_else(|| Failure::invalid("`prompt` is missing"))?)?,
-            Form::Chat => chat(body.messages.ok_or_else(|| Failure::invalid("`messages` is missing"))?)?,
+            Form::Text => one(fields.need("prompt")?)?,
+            Form::Chat => chat(fields.need("messages")?)?,
         };
-        Ok(Self { model: body.model, prompt, wanted, has_usage })
+        // Clients that send both to both paths are told apart by the path.
+        fields.take_raw(if form == Form::Text { "messages" } else { "prompt" });
+        fields.finish(Unread { harmless: HARMLESS, neutral: NEUTRAL, is_allowed: allows_unread })?;
+        let wanted = Wanted { tokens, least, sampling, stops, ends, ignores_ends, tenant: 0, is_streamed };
+        Ok(Self { model, prompt, wanted, has_usage })
     }
 }
 
-impl Body {
-    fn sampling(&self) -> Result<Sampling> {
-        let within = |name: &str, given: Option<f32>, default: f32, min: f32, max: f32| match given.unwrap_or(default) {
-            value if (min..=max).contains(&value) => Ok(value),
-            value => Err(Failure::invalid(format!("`{name}` is {value}, and must be from {min} to {max}"))),
-        };
-        let temperature = within("temperature", self.temperature, 1., 0., 2.)?;
-        let top_k = match self.top_k.unwrap_or(0) {
-            -1 => 0,
-            k => u32::try_from(k).map_err(|_| Failure::invalid(format!("`top_k` is {k}, and must be 0 or more")))?,
-        };
-        let penalty = within("repetition_penalty", self.repetition_penalty, 1., 0.01, 100.)?;
-        Ok(Sampling {
-            // Below that there is no difference.
-            temperature: if temperature < 1e-3 { 0. } else { temperature },
-            top_k,
-            top_p: within("top_p", self.top_p, 1., 0., 1.)?.max(f32::MIN_POSITIVE),
-            min_p: within("min_p", self.min_p, 0., 0., 1.)?,
-            repetition_penalty: penalty,
-            seed: self.seed.map_or_else(|| fastrand::u64(..), |seed| seed as u64),
-        })
-    }
+fn sampling(fields: &mut Fields) -> Result<Sampling> {
+    let mut within = |name: &str, default: f32, min: f32, max: f32| match fields.take(name)?.unwrap_or(default) {
+        value if (min..=max).contains(&value) => Ok(value),
+        value => Err(Failure::invalid(format!("`{name}` is {value}, and must be from {min} to {max}"))),
+    };
+    let temperature = within("temperature", 1., 0., 2.)?;
+    let top_p = within("top_p", 1., 0., 1.)?.max(f32::MIN_POSITIVE);
+    let min_p = within("min_p", 0., 0., 1.)?;
+    let repetition_penalty = within("repetition_penalty", 1., 0.01, 100.)?;
+    let top_k = match fields.take::<i64>("top_k")?.unwrap_or(0) {
+        -1 => 0,
+        k => u32::try_from(k).map_err(|_| Failure::invalid(format!("`top_k` is {k}, and must be -1, 0 or more")))?,
+    };
+    let seed = fields.take::<i64>("seed")?.map_or_else(|| fastrand::u64(..), |seed| seed as u64);
+    // Below a thousandth there is no difference.
+    let temperature = if temperature < 1e-3 { 0. } else { temperature };
+    Ok(Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed })
+}
 
-    /// OpenAI's default for texts is 16, and for conversations what the context has left.
-    fn tokens(&self, form: Form) -> Result<Option<usize>> {
-        match self.max_completion_tokens.or(self.max_tokens) {
-            Some(0) => Err(Failure::invalid("at least one token must be asked for")),
-            None if form == Form::Text => Ok(Some(16)),
-            tokens => Ok(tokens),
-        }
+/// OpenAI's default for texts is 16, and for conversations what the context has left.
+fn tokens(fields: &mut Fields, form: Form) -> Result<Option<usize>> {
+    let (most, newer) = (fields.take("max_tokens")?, fields.take("max_completion_tokens")?);
+    match newer.or(most) {
+        Some(0) => Err(Failure::invalid("at least one token must be asked for: `max_tokens` is 0")),
+        None if form == Form::Text => Ok(Some(16)),
+        tokens => Ok(tokens),
     }
 }
 
-/// Is a parameter that is not supported given as if it were not?
-fn is_neutral(name: &str, value: &Value) -> bool {
-    match value {
-        Value::Null => true,
-        Value::Bool(yes) => !yes,
-        Value::Number(number) => match name {
-            "n" | "best_of" => number.as_f64() == Some(1.),
-            // The most likely tokens may be none, and the token's own probability is asked for.
-            "logprobs" => false,
-            _ => number.as_f64() == Some(0.),
-        },
-        Value::String(text) => text.is_empty(),
-        Value::Array(list) => list.iter().all(|value| name == "modalities" && value == "text"),
-        Value::Object(fields) => fields.iter().all(|(field, value)| field == "type" && value == "text"),
+/// Whether a stream tells the numbers of tokens at its end.
+fn usage(fields: &mut Fields, is_streamed: bool, allows_unread: bool) -> Result<bool> {
+    let mut options = fields.object("stream_options")?;
+    if !options.is_empty() && !is_streamed {
+        return Err(Failure::invalid("`stream_options` is for streams alone: set `stream`"));
     }
+    let has_usage = options.take("include_usage")?.unwrap_or(false);
+    // The former pads chunks against who measures them.
+    let (harmless, neutral) = (&["include_obfuscation"][..], &[("continuous_usage_stats", "false")][..]);
+    options.finish(Unread { harmless, neutral, is_allowed: allows_unread })?;
+    Ok(has_usage)
 }
 
 fn stops(stops: Option<Stops>) -> Result<Vec<String>> {
@@ -238,7 +217,7 @@ fn text(part: Part) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{json, Value};
 
     use super::*;
 
@@ -250,7 +229,7 @@ mod tests {
         for (name, value) in fields.as_object().into_iter().flatten() {
             body[name] = value.clone();
         }
-        Asked::read(body.to_string().as_bytes(), form)
+        Asked::read(body.to_string().as_bytes(), form, false)
     }
 
     #[test]
@@ -271,14 +250,23 @@ mod tests {
         let fields = json!({
             "max_tokens": 5, "max_completion_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1,
             "repetition_penalty": 1.5, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
-            "seed": 3, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            "seed": 3, "min_tokens": 2, "stop_token_ids": [4, 5], "ignore_eos": true, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
                                     {"role": "assistant", "content": null}],
         });
         let Asked { prompt, wanted, has_usage, .. } = read(Form::Chat, fields).expect("sound");
         let said = vec![Message::new("user", "ab"), Message::new("assistant", "")];
         assert_eq!(prompt, Prompt::Chat(said.into()));
         let sampling = Sampling { top_p: 0.5, min_p: 0.1, repetition_penalty: 1.5, seed: 3, ..Sampling::default() };
-        let expected = Wanted { tokens: Some(7), sampling, stops: vec!["a".into(), "b".into()], is_streamed: true };
+        let expected = Wanted {
+            tokens: Some(7),
+            least: 2,
+            sampling,
+            stops: vec!["a".into(), "b".into()],
+            ends: vec![4, 5],
+            ignores_ends: true,
+            tenant: 0,
+            is_streamed: true,
+        };
         assert_eq!((wanted, has_usage), (expected, true));
     }
 
@@ -294,7 +282,7 @@ mod tests {
             (Form::Text, json!({"prompt": ["a", "b"]}), "2 prompts"),
             (Form::Text, json!({"prompt": 7}), "a list of tokens"),
             (Form::Text, json!({"max_tokens": 0}), "at least one token"),
-            (Form::Text, json!({"max_tokens": -1}), "invalid value"),
+            (Form::Text, json!({"max_tokens": -1}), "`max_tokens`: invalid value"),
             (Form::Text, json!({"temperature": 2.5}), "`temperature` is 2.5"),
             (Form::Text, json!({"top_p": 1.5}), "`top_p` is 1.5"),
             (Form::Text, json!({"top_k": -2}), "`top_k` is -2"),
@@ -308,7 +296,7 @@ mod tests {
             let failure = read(form, fields.clone()).expect_err("it is refused");
             assert!(failure.message.contains(expected), "{fields}: {}", failure.message);
         }
-        let missing = Asked::read(br#"{"model": "m"}"#, Form::Text).expect_err("it is refused");
+        let missing = Asked::read(br#"{"model": "m"}"#, Form::Text, false).expect_err("it is refused");
         assert_eq!(missing.message, "`prompt` is missing");
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::generate::Answer;
 use crate::model::{Failure, Result};
 
-use super::super::service::{Client, Service};
+use super::super::service::Service;
 use super::events::Frame;
 use super::request::{Asked, Form};
 use super::{error, refusal, PROTOCOL};
@@ -35,8 +35,8 @@ async fn answered(service: &Service, request: Request, form: Form) -> Response {
 async fn written(service: &Service, request: Request, form: Form) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let bytes = service.body(&parts, body).await?;
-    let Asked { model, prompt, wanted, has_usage } = Asked::read(&bytes, form)?;
-    let context = service.context(parts.extensions.get::<Client>(), None)?;
+    let Asked { model, prompt, wanted, has_usage } = Asked::read(&bytes, form, service.limits.allows_unread)?;
+    let context = service.context(&parts.extensions, None)?;
     let is_streamed = wanted.is_streamed;
     let mut answer = service.generate(&model, prompt, wanted, context).await?;
     let frame = Frame::new(form, model, has_usage);
