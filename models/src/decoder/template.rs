@@ -102,7 +102,7 @@ impl Template {
     }
 
     /// A message with content that the template reads: text for parts, parts for text.
-    fn readable<'a>(&self, message: &'a Message) -> Message {
+    fn readable(&self, message: &Message) -> Message {
         let content = message.field("content");
         let has_calls = message.field("tool_calls").is_true();
         match content.kind() {

@@ -156,7 +156,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
             }
             Value::from(told)
         }),
-        "isdecimal" => none().map(|()| Value::from(is(|c| c.is_numeric() && c.to_digit(10).is_some()))),
+        "isdecimal" => none().map(|()| Value::from(is(|c| c.is_ascii_digit()))),
         "isprintable" => {
             none().map(|()| Value::from(text.chars().all(|c| c == ' ' || !(c.is_control() || c.is_whitespace()))))
         }
