@@ -76,6 +76,8 @@ CHAT += [
     "{% for m in messages if loop is defined or 5 % 2 %}{{ loop.index0 % 2 == 0 }}{% endfor %}", "{{ 'a' ~ ('b' if 5 % 2 else 'c') ~ 'd' if true else 'e' ~ 'f' }}{{ not 4 % 2 }}{{ -7 % 4 * 2 + 1 }}{{ 2 * 7 % 4 }}{{ 20 // 3 * 2 }}{{ 7 // 2 // 2 }}",
     "{{ 'a%' }}{{ '50% ~ 10//2' }}{% if 'x' ~ '%' == 'x%' %}yes{% endif %}{{ messages | map(attribute='role') | join('~' ~ '%') }}", "{{ '%s' % ['a', 1] }}{{ '%s and %s' % ('a', ['b']) }}{{ '%s' % none }}{{ '%s' % true }}{{ '%d%%' % 5 }}{{ '%s' % 1.5 }}", "{{ '%s' % messages[0] }}",
     "{{ x.y if x is defined else 'n' ~ 1 }}{{ messages[0].content | trim ~ '|' ~ messages | length }}{{ (messages | length) % 3 is divisibleby 1 }}", "{{-'a'~1-}}{{'b'~2}}{%-set y=3%2-%}{{y}}", "{{ 1 - 1 ~ 2 }}" , "{{ '}}' ~ '%}' }}{{ {'a': {'b': 1}}['a']['b'] ~ 'x' }}",
+    "{{ [1, 'a'] | trim }}{{ ['x'] | upper }}{{ none | lower }}{{ 'a-b c (d' | title }}{{ 'aXA' | capitalize }}{{ [1] | replace('1', 'b') }}{{ 12 | replace(1, 'x') if false else '' }}",
+    "a\n  {% raw %}\n x{{ y }}{% endraw %}\nb", "a\n  {%- raw -%}\n x{{ y }}{%- endraw -%}\nb", "{{ 'x' }}{% raw %}{% if %}{% endraw %}y",
     "{%- set items = {'items': [1], 'keys': 2, 'get': 3} -%}{{ items['items'] }}{{ items['keys'] }}",
 ]
 

@@ -12,6 +12,17 @@ use super::python::{refused, text, Json, Tuple};
 pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDateTime) {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| text(value));
+    environment.add_filter("upper", |value: &Value| text(value).to_uppercase());
+    environment.add_filter("lower", |value: &Value| text(value).to_lowercase());
+    environment.add_filter("capitalize", |value: &Value| capitalized(&text(value)));
+    environment.add_filter("title", title);
+    environment.add_filter("trim", |value: &Value, letters: Option<&str>| match letters {
+        Some(letters) => text(value).trim_matches(|c| letters.contains(c)).to_owned(),
+        None => text(value).trim().to_owned(),
+    });
+    environment.add_filter("replace", |value: &Value, old: &str, new: &str, most: Option<usize>| {
+        text(value).replacen(old, new, most.unwrap_or(usize::MAX))
+    });
     environment.add_filter("join", join);
     environment.add_filter("int", int);
     environment.add_filter("float", float);
@@ -62,6 +73,20 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
 fn escape(value: &Value) -> Value {
     let escapes = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")];
     Value::from_safe_string(escapes.iter().fold(text(value), |told, (letter, by)| told.replace(letter, by)))
+}
+
+/// The first letter large, the others small.
+fn capitalized(text: &str) -> String {
+    let mut letters = text.chars();
+    let first = letters.next().map(|first| first.to_uppercase().collect::<String>());
+    first.unwrap_or_default() + &letters.as_str().to_lowercase()
+}
+
+/// Every word capitalized, where words are what spaces, hyphens and opening brackets part.
+fn title(value: &Value) -> String {
+    let text = text(value);
+    let words = text.split_inclusive(|c: char| c.is_whitespace() || matches!(c, '-' | '(' | '{' | '[' | '<'));
+    words.map(capitalized).collect()
 }
 
 /// `json.dumps` with transformers' defaults.

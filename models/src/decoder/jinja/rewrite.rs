@@ -1,5 +1,6 @@
 //! What templates say that minijinja reads otherwise: it is rewritten before a template is parsed.
 //!
+//! - Texts between `{% raw %}` and `{% endraw %}` keep the line break that they begin with.
 //! - `{% generation %}` marks what an assistant wrote. It has names of its own, as `{% with %}` has.
 //! - `a ~ b` joins texts as Python writes them, `a % b` fills in patterns, and `a // b` rounds down: they become filters.
 
@@ -22,7 +23,16 @@ pub(super) fn rewrite(source: &str) -> (String, BTreeSet<&str>) {
         told.push_str(text);
         let length = match tag.as_bytes().get(1) {
             Some(b'#') => tag.find("#}").map(|end| end + 2),
-            Some(b'%') if is_tag(tag, "raw") => end_of_raw(tag),
+            Some(b'%') if is_tag(tag, "raw") => {
+                if let Some((end, length)) = tag.find("%}").zip(end_of_raw(tag)) {
+                    // A line break behind the tag belongs to the text.
+                    let mark = if tag[..end].ends_with(['-', '+']) { "" } else { "+" };
+                    told.extend([&tag[..end], mark, &tag[end..length]]);
+                    rest = &tag[length..];
+                    continue;
+                }
+                None
+            }
             Some(b'{' | b'%') => {
                 let tokens = tokens(tag);
                 if let Some((tokens, length)) = &tokens {
