@@ -1,6 +1,7 @@
 //! A text model on a device.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle::{Device, Tensor};
@@ -8,19 +9,54 @@ use opara_candle::{ops, Builder, OparaExecutor};
 use opara_models::bert::{BertModel, Config};
 use parking_lot::Mutex;
 
-use super::{EmbedError, Pooling, Result, TextTokenizer};
+use super::head::Head;
+use super::{EmbedError, Result, TextOptions, TextRow, TextTokenizer};
 use crate::batch::{Bucket, Buckets, Engine, EngineError, Health};
 
-/// A text model on a device: token ids in, one vector of length 1 a text out.
+/// A text model on a device: token ids in, one vector a text out.
 pub struct Embedder {
     executor: OparaExecutor,
+    model: Arc<Encoder>,
     tokenizer: TextTokenizer,
     device: Device,
     buckets: Buckets,
     width: usize,
     vocabulary: usize,
+    token_types: usize,
     /// What a GPU takes for a batch of each bucket.
     times: Mutex<HashMap<Bucket, Duration>>,
+}
+
+/// A transformer and the modules behind it.
+pub(super) struct Encoder {
+    pub bert: BertModel,
+    pub head: Head,
+}
+
+/// A batch of a bucket, each `(batch, tokens)` of u32.
+struct Batch {
+    ids: Tensor,
+    /// One for tokens, zero for padding.
+    mask: Tensor,
+    /// One for tokens that are pooled; `None` if the model pools all.
+    pooled: Option<Tensor>,
+    /// `None` if all tokens are of type 0.
+    types: Option<Tensor>,
+}
+
+impl Encoder {
+    fn forward(&self, batch: &Batch) -> candle::Result<Tensor> {
+        let Batch { ids, mask, pooled, types } = batch;
+        let types = match types {
+            Some(types) => types.clone(),
+            None => {
+                let (shape, device) = (ids.shape().clone(), ids.device().clone());
+                ops::constant("token_types", move || Tensor::zeros(&shape, candle::DType::U32, &device))?
+            }
+        };
+        let hidden = self.bert.forward(ids, &types, Some(mask))?;
+        self.head.apply(&hidden, pooled.as_ref().unwrap_or(mask))
+    }
 }
 
 /// Calls one after another by which a GPU's time is measured. The host enqueues each while the one before runs, so that its own
@@ -29,27 +65,30 @@ const CALLS: u32 = 16;
 
 impl Embedder {
     pub(super) fn new(
-        bert: BertModel,
-        pooling: Pooling,
+        encoder: Encoder,
         tokenizer: TextTokenizer,
         config: &Config,
+        width: usize,
         builder: Builder,
         device: &Device,
         buckets: &Buckets,
     ) -> Result<Self> {
-        let forward = move |inputs: &[Tensor]| {
-            let (ids, mask) = (&inputs[0], &inputs[1]);
-            let (shape, device) = (ids.shape().clone(), ids.device().clone());
-            let types = ops::constant("token_types", move || Tensor::zeros(&shape, candle::DType::U32, &device))?;
-            Ok(vec![pooling.apply(&bert.forward(ids, &types, Some(mask))?, mask)?])
-        };
+        let model = Arc::new(encoder);
         let smallest = buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 });
+        let inputs = |ids: &[u32]| model.batch(smallest, &[&TextRow::from(ids.to_vec())], device).map(Batch::inputs);
         // Ids and masks are looked up and multiplied by operators alone: one full row and one short one show that.
-        let (example, short) = (inputs(smallest, &[[1u32, 2]], device)?, inputs(smallest, &[[1u32]], device)?);
+        let (example, short) = (inputs(&[1, 2])?, inputs(&[1])?);
+        let forward = {
+            let model = model.clone();
+            move |inputs: &[Tensor]| {
+                let (ids, mask, pooled) = (inputs[0].clone(), inputs[1].clone(), inputs.get(2).cloned());
+                Ok(vec![model.forward(&Batch { ids, mask, pooled, types: None })?])
+            }
+        };
         let executor = builder.max_shapes(buckets.len()).example(&short).build_fn(forward, &example)?;
-        let (width, vocabulary) = (config.hidden_size, config.vocab_size);
+        let (vocabulary, token_types) = (config.vocab_size, config.type_vocab_size);
         let (device, buckets, times) = (device.clone(), buckets.clone(), Mutex::default());
-        Ok(Self { executor, tokenizer, device, buckets, width, vocabulary, times })
+        Ok(Self { executor, model, tokenizer, device, buckets, width, vocabulary, token_types, times })
     }
 
     /// Elements of a vector.
@@ -71,13 +110,13 @@ impl Embedder {
     /// fill.
     ///
     /// # Errors
-    /// A text that is too long, and those of the executor.
+    /// A text that is too long or has no tokens, and those of the executor.
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
-        let rows = self.tokenizer.encode(texts)?;
-        let lane = |(index, row): (usize, &Vec<u32>)| {
+        let rows = self.tokenizer.rows(texts, &TextOptions::default())?;
+        let lane = |(index, row): (usize, &TextRow)| {
             let limit = self.buckets.longest();
-            let too_long = EmbedError::TooLong { text: index, tokens: row.len(), limit };
-            Ok((self.buckets.lane(row.len()).ok_or(too_long)?, index))
+            let too_long = EmbedError::TooLong { text: index, tokens: row.ids.len(), limit };
+            Ok((self.buckets.lane(row.ids.len()).ok_or(too_long)?, index))
         };
         let mut order = rows.iter().enumerate().map(lane).collect::<Result<Vec<_>>>()?;
         order.sort_unstable();
@@ -85,7 +124,7 @@ impl Embedder {
         for lane in order.chunk_by(|a, b| a.0 == b.0) {
             for batch in lane.chunks(self.buckets.capacity(lane[0].0)) {
                 let bucket = self.buckets.fit(lane[0].0, batch.len());
-                let batch_rows: Vec<&Vec<u32>> = batch.iter().map(|&(_, index)| &rows[index]).collect();
+                let batch_rows: Vec<&TextRow> = batch.iter().map(|&(_, index)| &rows[index]).collect();
                 for (&(_, index), vector) in batch.iter().zip(self.run(bucket, &batch_rows)?) {
                     vectors[index] = vector;
                 }
@@ -94,51 +133,94 @@ impl Embedder {
         Ok(vectors)
     }
 
-    /// Checks ids that did not come from the tokenizer.
+    /// Inputs of a batch with one token a row.
+    fn example(&self, bucket: Bucket) -> candle::Result<Vec<Tensor>> {
+        self.model.batch(bucket, &[&TextRow::from(vec![1])], &self.device).map(Batch::inputs)
+    }
+
+    /// Checks rows that did not come from the tokenizer, for a model with these numbers of tokens and of token types.
     ///
     /// # Errors
-    /// [`EmbedError::UnknownToken`].
-    pub fn check(rows: &[Vec<u32>], vocabulary: usize) -> Result<()> {
-        let unknown = |(row, ids): (usize, &Vec<u32>)| Some((row, *ids.iter().find(|&&id| id as usize >= vocabulary)?));
-        match rows.iter().enumerate().find_map(unknown) {
-            Some((row, id)) => Err(EmbedError::UnknownToken { row, id, limit: vocabulary }),
-            None => Ok(()),
+    /// A row that is empty, or that names a token or a type that the model does not have.
+    pub fn check(rows: &[TextRow], vocabulary: usize, token_types: usize) -> Result<()> {
+        for (row, TextRow { ids, types, unpooled }) in rows.iter().enumerate() {
+            if ids.len() <= *unpooled {
+                return Err(EmbedError::Empty { text: row });
+            }
+            if !types.is_empty() && types.len() != ids.len() {
+                return Err(EmbedError::Types { row, ids: ids.len(), types: types.len() });
+            }
+            if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocabulary) {
+                return Err(EmbedError::UnknownToken { row, id, limit: vocabulary });
+            }
+            if let Some(&token_type) = types.iter().find(|&&kind| kind as usize >= token_types) {
+                return Err(EmbedError::UnknownType { row, token_type, limit: token_types });
+            }
         }
+        Ok(())
     }
 }
 
-/// Ids and mask, both `(batch, tokens)` of u32. Padding is 0. Rows that are missing have one token, so that their means
-/// are numbers.
-fn inputs(bucket: Bucket, rows: &[impl AsRef<[u32]>], device: &Device) -> candle::Result<[Tensor; 2]> {
-    let (mut ids, mut mask) = (vec![0u32; bucket.batch * bucket.length], vec![0u32; bucket.batch * bucket.length]);
-    for (index, start) in (0..bucket.batch).map(|index| index * bucket.length).enumerate() {
-        let row = rows.get(index).map_or(&[0][..], AsRef::as_ref);
-        let row = &row[..row.len().min(bucket.length)];
-        ids[start..start + row.len()].copy_from_slice(row);
-        mask[start..start + row.len()].fill(1);
+impl Encoder {
+    /// Rows of a bucket. Padding is 0. Rows that are missing have one token, so that their means are numbers.
+    fn batch(&self, bucket: Bucket, rows: &[&TextRow], device: &Device) -> candle::Result<Batch> {
+        let size = bucket.batch * bucket.length;
+        let (mut ids, mut mask, mut pooled, mut types) = (vec![0; size], vec![0; size], vec![0; size], vec![0; size]);
+        for (index, start) in (0..bucket.batch).map(|index| index * bucket.length).enumerate() {
+            let Some(row) = rows.get(index) else {
+                (mask[start], pooled[start]) = (1, 1);
+                continue;
+            };
+            let length = row.ids.len().min(bucket.length);
+            let end = start + length;
+            ids[start..end].copy_from_slice(&row.ids[..length]);
+            mask[start..end].fill(1u32);
+            pooled[start + row.unpooled.min(length)..end].fill(1u32);
+            if !row.types.is_empty() {
+                types[start..end].copy_from_slice(&row.types[..length]);
+            }
+        }
+        let tensor = |values| Tensor::from_vec(values, (bucket.batch, bucket.length), device);
+        let has_types = rows.iter().any(|row| !row.types.is_empty());
+        Ok(Batch {
+            ids: tensor(ids)?,
+            mask: tensor(mask)?,
+            pooled: if self.head.pooling.has_prompt { None } else { Some(tensor(pooled)?) },
+            types: if has_types { Some(tensor(types)?) } else { None },
+        })
     }
-    let shape = (bucket.batch, bucket.length);
-    Ok([Tensor::from_vec(ids, shape, device)?, Tensor::from_vec(mask, shape, device)?])
+}
+
+impl Batch {
+    /// The inputs of the executor, which takes tokens of type 0 alone.
+    fn inputs(self) -> Vec<Tensor> {
+        [self.ids, self.mask].into_iter().chain(self.pooled).collect()
+    }
 }
 
 impl Engine for Embedder {
-    type Row = Vec<u32>;
+    type Row = TextRow;
     type Answer = Vec<f32>;
 
-    fn length(&self, row: &Vec<u32>) -> usize {
-        row.len()
+    fn length(&self, row: &TextRow) -> usize {
+        row.ids.len()
     }
 
-    fn run(&self, bucket: Bucket, rows: &[&Vec<u32>]) -> Result<Vec<Vec<f32>>, EngineError> {
-        if let Some(id) = rows.iter().flat_map(|row| row.iter()).find(|&&id| id as usize >= self.vocabulary) {
-            return Err(EngineError::new(format!("token {id} is outside the vocabulary of {}", self.vocabulary)));
+    fn run(&self, bucket: Bucket, rows: &[&TextRow]) -> Result<Vec<Vec<f32>>, EngineError> {
+        for row in rows {
+            Self::check(std::slice::from_ref(row), self.vocabulary, self.token_types).map_err(EngineError::new)?;
         }
-        let outputs = self.executor.call_to_host(&inputs(bucket, rows, &self.device)?)?;
-        Ok(outputs[0].chunks(self.width).take(rows.len()).map(<[f32]>::to_vec).collect())
+        let batch = self.model.batch(bucket, rows, &self.device)?;
+        let vectors = match batch.types {
+            // The executor's plans have a sum of the tables of types and positions. Other types are rare and run eagerly.
+            Some(_) => self.model.forward(&batch)?.flatten_all()?.to_vec1()?,
+            None => self.executor.call_to_host(&batch.inputs())?.swap_remove(0),
+        };
+        Ok(vectors.chunks(self.width).take(rows.len()).map(<[f32]>::to_vec).collect())
     }
 
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
-        let inputs = inputs(bucket, &[[1u32]], &self.device)?;
+        let inputs = self.example(bucket)?;
         self.executor.call_to_host(&inputs)?;
         // On a CPU batches share the cores that the host's work needs, too: there is no time of the device by itself.
         if self.device.is_cuda() {
@@ -158,7 +240,7 @@ impl Engine for Embedder {
     fn health(&self, buckets: &Buckets) -> Health {
         let mut health = Health::default();
         for bucket in buckets.iter() {
-            let report = inputs(bucket, &[[1u32]], &self.device).ok().and_then(|x| self.executor.report_for(&x).ok());
+            let report = self.example(bucket).ok().and_then(|x| self.executor.report_for(&x).ok());
             if let Some(report) = report {
                 health.note(bucket, &report);
             }

@@ -42,11 +42,24 @@ pub enum EmbedError {
         reason: String,
     },
 
-    /// A pooling that this crate does not have.
-    #[error("{}: only mean and CLS pooling are supported", path.display())]
-    Pooling {
+    /// A part of a checkpoint that changes its vectors and that this crate does not have.
+    #[error("{}: {name} is not supported: {advice}", path.display())]
+    Unsupported {
         /// The file that asks for it.
         path: PathBuf,
+        /// Its name.
+        name: String,
+        /// What is supported, or what to do.
+        advice: String,
+    },
+
+    /// A checkpoint of another kind of model, which gives no vectors.
+    #[error("the checkpoint {model} is a {architecture}, whose answers are no vectors of texts: it is not served as an embedder")]
+    Head {
+        /// The checkpoint.
+        model: String,
+        /// One of the architectures that its `config.json` names.
+        architecture: String,
     },
 
     /// The tokenizer failed on a text.
@@ -62,6 +75,48 @@ pub enum EmbedError {
         tokens: usize,
         /// The limit.
         limit: usize,
+    },
+
+    /// A text without tokens to pool.
+    #[error("text {text} has no tokens")]
+    Empty {
+        /// Which text.
+        text: usize,
+    },
+
+    /// A prompt that the model does not have.
+    #[error("there is no prompt {name:?}: the model has {}", known.join(", "))]
+    UnknownPrompt {
+        /// The name.
+        name: String,
+        /// The names of the model's prompts.
+        known: Vec<String>,
+    },
+
+    /// A prompt, and the name of one.
+    #[error("give `prompt` or `prompt_name`, not both")]
+    TwoPrompts,
+
+    /// A token type that the model does not have.
+    #[error("row {row} has token type {token_type}, and the model has types below {limit}")]
+    UnknownType {
+        /// Which row.
+        row: usize,
+        /// The type.
+        token_type: u32,
+        /// Types of the model.
+        limit: usize,
+    },
+
+    /// A row whose ids and types are not equally many.
+    #[error("row {row} has {ids} tokens and {types} token types")]
+    Types {
+        /// Which row.
+        row: usize,
+        /// Its tokens.
+        ids: usize,
+        /// Its token types.
+        types: usize,
     },
 
     /// A token id outside the vocabulary.

@@ -15,15 +15,27 @@
 //! An [`Embedder`] is an [`Engine`](crate::batch::Engine), so that a [`Batcher`](crate::batch::Batcher) can run it for many
 //! clients; [`Embedder::embed`] runs it for one caller, who has many texts.
 
+mod dense;
 mod embedder;
 mod error;
+mod file_fields;
+mod head;
+mod module_norm;
+mod module_weights;
+mod modules;
 mod pooling;
+mod prompts;
+mod row;
 mod text_model;
 mod tokenizer;
+mod transformer;
 mod words;
 
 pub use embedder::Embedder;
 pub use error::{EmbedError, Result};
-pub use pooling::Pooling;
+pub use modules::has_modules;
+pub use pooling::{Pooling, PoolingMode};
+pub use prompts::{PromptChoice, Prompts};
+pub use row::TextRow;
 pub use text_model::{Size, TextModel};
-pub use tokenizer::TextTokenizer;
+pub use tokenizer::{TextOptions, TextTokenizer};

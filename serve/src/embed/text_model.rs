@@ -1,6 +1,6 @@
 //! A text model before it is on a device: where its weights come from, its sizes, its tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
@@ -8,8 +8,11 @@ use opara_models::bert::{BertModel, Config};
 use opara_weights::Checkpoint;
 use serde::Deserialize;
 
-use super::pooling::read_json;
-use super::{EmbedError, Embedder, Pooling, Result, TextTokenizer};
+use super::embedder::Encoder;
+use super::modules::{self, Modules};
+use super::prompts::SentenceConfig;
+use super::transformer::TokenizerSettings;
+use super::{EmbedError, Embedder, Result, TextTokenizer};
 use crate::batch::Buckets;
 
 /// Sizes of models with random weights.
@@ -32,12 +35,12 @@ enum Weights {
     Seeded(u64),
 }
 
-/// A BERT with its tokenizer and pooling, from a checkpoint or with random weights.
+/// A BERT with its tokenizer and the modules behind it, from a checkpoint or with random weights.
 pub struct TextModel {
     weights: Weights,
     config: Config,
     tokenizer: TextTokenizer,
-    pooling: Pooling,
+    modules: Modules,
 }
 
 /// What suits a GPU, which is fast with many rows and takes long to build a plan.
@@ -48,43 +51,57 @@ const LENGTHS: &[usize] = &[16, 32, 64, 128, 256];
 const CPU_BATCHES: &[usize] = &[1];
 const CPU_LENGTHS: &[usize] = &[16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448];
 
+/// Ends of the names of architectures whose encoder gives a vector a token. Their heads are left out.
+const ENCODERS: [&str; 4] = ["Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"];
+
 /// Which architecture a checkpoint's `config.json` names.
 #[derive(Deserialize)]
 struct Kind {
     model_type: Option<String>,
+    architectures: Option<Vec<String>>,
 }
 
-/// What a checkpoint of sentence-transformers says of lengths, in `sentence_bert_config.json`.
-#[derive(Deserialize)]
-struct SentenceConfig {
-    max_seq_length: Option<usize>,
+impl Kind {
+    fn check(self, model: &str) -> Result<()> {
+        let model = model.to_owned();
+        if let Some(kind) = self.model_type.filter(|kind| kind != "bert") {
+            return Err(EmbedError::Architecture { model, kind });
+        }
+        let is_encoder =
+            |name: &String| ENCODERS.iter().any(|end| name.ends_with(end)) && !name.ends_with("LMHeadModel");
+        match self.architectures.into_iter().flatten().find(|name| !is_encoder(name)) {
+            Some(architecture) => Err(EmbedError::Head { model, architecture }),
+            None => Ok(()),
+        }
+    }
 }
 
 impl TextModel {
     /// The checkpoint in this folder: `config.json`, `tokenizer.json`, weights, and what sentence-transformers keeps beside
-    /// them of pooling and length.
+    /// them: `modules.json` and the modules that it lists, prompts, length.
     ///
     /// # Errors
-    /// Files that are missing or not sound; a pooling other than mean and CLS.
+    /// Files that are missing or not sound; a part that changes the vectors and is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
-        let folder: PathBuf = folder.into();
-        let model = folder.display().to_string();
         if !folder.is_dir() {
-            return Err(EmbedError::File { path: folder, reason: "there is no such folder".into() });
+            return Err(EmbedError::File { path: folder.into(), reason: "there is no such folder".into() });
         }
+        let list = modules::list(folder)?;
+        let transformer = list.as_ref().map_or(Ok(folder.into()), |list| modules::transformer(folder, list))?;
+        let model = transformer.display().to_string();
         let checkpoint = Checkpoint::find(&model)?;
-        if let Kind { model_type: Some(kind) } = checkpoint.config()? {
-            if kind != "bert" {
-                return Err(EmbedError::Architecture { model, kind });
-            }
-        }
+        checkpoint.config::<Kind>()?.check(&model)?;
         let config: Config = checkpoint.config()?;
-        let sentence: Option<SentenceConfig> = read_json(&folder.join("sentence_bert_config.json"))?;
-        let limit = sentence.and_then(|config| config.max_seq_length).unwrap_or(usize::MAX);
-        let limit = limit.min(config.max_position_embeddings);
+        let mut modules = match &list {
+            Some(list) => Modules::of(folder, list, config.hidden_size)?,
+            None => Modules::unlisted(folder, config.hidden_size)?,
+        };
+        let SentenceConfig { prompts, truncate } = SentenceConfig::read(folder)?;
+        truncate.into_iter().for_each(|width| modules.truncate(width));
+        let settings = TokenizerSettings::read(&transformer, config.max_position_embeddings)?;
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
-        let tokenizer = TextTokenizer::trained(path, limit)?;
-        Ok(Self { tokenizer, pooling: Pooling::of(&folder)?, config, weights: Weights::Checkpoint(checkpoint) })
+        let tokenizer = TextTokenizer::trained(path, settings)?.with_prompts(prompts, modules.pools_prompt());
+        Ok(Self { tokenizer, modules, config, weights: Weights::Checkpoint(checkpoint) })
     }
 
     /// Random weights of a seed, and a tokenizer that hashes words: its vectors mean nothing.
@@ -96,7 +113,8 @@ impl TextModel {
             Size::Large => Config::large(),
         };
         let tokenizer = TextTokenizer::hashing(config.vocab_size, config.max_position_embeddings);
-        Self { weights: Weights::Seeded(seed), config, tokenizer, pooling: Pooling::Mean }
+        let modules = Modules::mean(config.hidden_size);
+        Self { weights: Weights::Seeded(seed), config, tokenizer, modules }
     }
 
     /// Whether texts that are too long are cut; see [`TextTokenizer::cut`].
@@ -117,12 +135,17 @@ impl TextModel {
 
     /// Elements of a vector.
     pub fn width(&self) -> usize {
-        self.config.hidden_size
+        self.modules.width()
     }
 
     /// Tokens of the vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.config.vocab_size
+    }
+
+    /// Types that a token may have.
+    pub fn token_types(&self) -> usize {
+        self.config.type_vocab_size
     }
 
     /// Its tokenizer.
@@ -184,8 +207,9 @@ impl TextModel {
             Weights::Checkpoint(checkpoint) => checkpoint.weights(dtype, device)?,
             Weights::Seeded(seed) => opara_weights::seeded(*seed, dtype, device),
         };
-        let bert = BertModel::load(weights, &self.config)?;
-        Embedder::new(bert, self.pooling, self.tokenizer.clone(), &self.config, builder, device, buckets)
+        let encoder =
+            Encoder { bert: BertModel::load(weights, &self.config)?, head: self.modules.load(device, false)? };
+        Embedder::new(encoder, self.tokenizer.clone(), &self.config, self.width(), builder, device, buckets)
     }
 }
 

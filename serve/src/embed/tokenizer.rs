@@ -1,10 +1,16 @@
 //! Texts as token ids.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use opara_models::tokenizer::guarded;
+use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
+use tokenizers::{NormalizerWrapper, PostProcessor, Tokenizer, TruncationDirection};
+
+use super::transformer::TokenizerSettings;
 use super::words::Words;
-use super::{EmbedError, Result};
+use super::{EmbedError, PromptChoice, Prompts, Result, TextRow};
 
 /// Turns texts into token ids, without padding. Clones share it.
 #[derive(Clone)]
@@ -12,34 +18,82 @@ pub struct TextTokenizer {
     kind: Kind,
     limit: usize,
     cuts: bool,
+    side: TruncationDirection,
+    prompts: Arc<Prompts>,
+    /// Whether the tokens of a prompt are pooled with those of the text.
+    pools_prompt: bool,
 }
 
 #[derive(Clone)]
 enum Kind {
     Words(Arc<Words>),
-    Trained(Arc<tokenizers::Tokenizer>),
+    Trained(Arc<Tokenizer>),
     Hash { vocab_size: usize },
 }
 
+/// How the texts of one request are read.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TextOptions {
+    /// The prompt before each text.
+    pub prompt: PromptChoice,
+    /// Whether texts that are too long are cut; `None` leaves it to [`TextTokenizer::cut`].
+    pub cut: Option<bool>,
+}
+
+impl TextOptions {
+    /// What a request says in its fields `prompt`, `prompt_name` and `truncate`.
+    ///
+    /// # Errors
+    /// [`EmbedError::TwoPrompts`].
+    pub fn of(prompt: Option<String>, name: Option<String>, truncate: Option<bool>) -> Result<Self> {
+        let prompt = match (prompt, name) {
+            (None, None) => PromptChoice::Default,
+            (None, Some(name)) => PromptChoice::Named(name),
+            (Some(text), None) => PromptChoice::Text(text),
+            (Some(_), Some(_)) => return Err(EmbedError::TwoPrompts),
+        };
+        Ok(Self { prompt, cut: truncate })
+    }
+}
+
 impl TextTokenizer {
-    /// The tokenizer of this file, for texts of at most `limit` tokens.
-    pub(super) fn trained(path: &Path, limit: usize) -> Result<Self> {
+    /// The tokenizer of this file.
+    pub(super) fn trained(path: &Path, settings: TokenizerSettings) -> Result<Self> {
         let failed =
             |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
-        let mut tokenizer = tokenizers::Tokenizer::from_file(path).map_err(failed)?;
+        let mut tokenizer = guarded(|| Tokenizer::from_file(path)).map_err(failed)?;
+        // Of a truncation that was saved, transformers keeps the side and asks for a length of its own.
+        let saved = tokenizer.get_truncation().map(|truncation| truncation.direction);
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;
+        let normalizer = match (tokenizer.get_normalizer(), settings.normalizer) {
+            (Some(NormalizerWrapper::BertNormalizer(_)), Some(other)) => Some(other.into()),
+            (own, _) => own.cloned(),
+        };
+        let normalizer = if settings.lower_case { Some(lower_case(normalizer)) } else { normalizer };
+        tokenizer.with_normalizer(normalizer).map_err(failed)?;
         let tokenizer = Arc::new(tokenizer);
         let kind = match Words::of(&tokenizer) {
             Some(words) => Kind::Words(words.into()),
             None => Kind::Trained(tokenizer),
         };
-        Ok(Self { kind, limit, cuts: false })
+        Ok(Self { side: settings.side.or(saved).unwrap_or_default(), ..Self::of(kind, settings.limit) })
     }
 
     /// A stand-in for models without a checkpoint: a start token, 1, then each word in lower case hashed to one of the ids
     /// above; 0 is padding.
     pub(super) fn hashing(vocab_size: usize, limit: usize) -> Self {
-        Self { kind: Kind::Hash { vocab_size }, limit, cuts: false }
+        Self::of(Kind::Hash { vocab_size }, limit)
+    }
+
+    fn of(kind: Kind, limit: usize) -> Self {
+        let (cuts, side, prompts) = (false, TruncationDirection::Right, Arc::default());
+        Self { kind, limit, cuts, side, prompts, pools_prompt: true }
+    }
+
+    /// Puts these prompts before texts, and says whether their tokens are pooled.
+    pub(super) fn with_prompts(mut self, prompts: Prompts, pools_prompt: bool) -> Self {
+        (self.prompts, self.pools_prompt) = (Arc::new(prompts), pools_prompt);
+        self
     }
 
     /// Whether texts that are too long are cut, as sentence-transformers does. Otherwise they are an error, which is the
@@ -49,38 +103,121 @@ impl TextTokenizer {
         self
     }
 
-    /// Tokens that a text may have.
+    /// Tokens that a text may have, those of its prompt included.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// The token ids of each text.
+    /// The token ids of each text behind the model's default prompt.
     ///
     /// # Errors
-    /// [`EmbedError::TooLong`] and [`EmbedError::Tokenizer`].
+    /// As for [`rows`](Self::rows).
     pub fn encode(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<u32>>> {
-        texts.iter().enumerate().map(|(index, text)| self.encode_one(index, text.as_ref())).collect()
+        Ok(self.rows(texts, &TextOptions::default())?.into_iter().map(|row| row.ids).collect())
     }
 
-    fn encode_one(&self, index: usize, text: &str) -> Result<Vec<u32>> {
-        let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
-        let mut ids = match &self.kind {
-            Kind::Words(words) => words.encode(text).map_err(failed)?,
-            Kind::Trained(tokenizer) => tokenizer.encode_fast(text, true).map_err(failed)?.get_ids().to_vec(),
-            Kind::Hash { vocab_size } => std::iter::once(1).chain(hashed_words(text, *vocab_size)).collect(),
+    /// The texts as rows of a model.
+    ///
+    /// # Errors
+    /// [`EmbedError::TooLong`], [`EmbedError::Empty`], [`EmbedError::UnknownPrompt`] and [`EmbedError::Tokenizer`].
+    pub fn rows(&self, texts: &[impl AsRef<str>], options: &TextOptions) -> Result<Vec<TextRow>> {
+        let prompt = self.prompts.text(&options.prompt)?;
+        let cuts = options.cut.unwrap_or(self.cuts);
+        let unpooled = if prompt.is_empty() || self.pools_prompt { 0 } else { self.prompt_tokens(prompt)? };
+        let row = |(index, text): (usize, &_)| {
+            let text = AsRef::<str>::as_ref(text);
+            let row = match prompt {
+                "" => self.encode_one(index, text, cuts)?,
+                prompt => self.encode_one(index, &format!("{prompt}{text}"), cuts)?,
+            };
+            match row.ids.len() > unpooled {
+                true => Ok(TextRow { unpooled, ..row }),
+                false => Err(EmbedError::Empty { text: index }),
+            }
         };
-        if ids.len() > self.limit {
-            if !self.cuts {
-                return Err(EmbedError::TooLong { text: index, tokens: ids.len(), limit: self.limit });
+        texts.iter().enumerate().map(row).collect()
+    }
+
+    /// Tokens of a prompt alone, without the special one that ends it.
+    fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
+        let ids = self.encode_one(0, prompt, true)?.ids;
+        let ends = ids.last().is_some_and(|last| match &self.kind {
+            Kind::Words(words) => words.is_special(*last),
+            Kind::Trained(tokenizer) => special_ids(tokenizer).contains(last),
+            Kind::Hash { .. } => false,
+        });
+        Ok(ids.len() - usize::from(ends))
+    }
+
+    fn encode_one(&self, index: usize, text: &str, cuts: bool) -> Result<TextRow> {
+        let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
+        let row: TextRow = match &self.kind {
+            Kind::Words(words) => words.encode(text).map_err(failed)?.into(),
+            Kind::Trained(tokenizer) => row(&tokenizer.encode_fast(text, true).map_err(failed)?),
+            Kind::Hash { vocab_size } => {
+                std::iter::once(1).chain(hashed_words(text, *vocab_size)).collect::<Vec<_>>().into()
             }
-            // The last token closes a text: [SEP].
-            let last = ids.len() - 1;
-            if let (Kind::Words(_) | Kind::Trained(_), Some(end)) = (&self.kind, self.limit.checked_sub(1)) {
-                ids.swap(end, last);
-            }
-            ids.truncate(self.limit);
+        };
+        if row.ids.len() <= self.limit {
+            return Ok(row);
         }
-        Ok(ids)
+        let tokens = row.ids.len();
+        let cut = if cuts { self.cut_row(row, text).map_err(failed)? } else { None };
+        cut.ok_or(EmbedError::TooLong { text: index, tokens, limit: self.limit })
+    }
+
+    /// The row with fewer tokens of the text between its special ones; `None` if these alone are too many.
+    fn cut_row(&self, mut row: TextRow, text: &str) -> tokenizers::Result<Option<TextRow>> {
+        match &self.kind {
+            Kind::Words(words) => {
+                let [before, after] = words.around();
+                let excess = row.ids.len() - self.limit;
+                let range = match self.side {
+                    TruncationDirection::Left => before.len()..before.len() + excess,
+                    TruncationDirection::Right => {
+                        let end = row.ids.len() - after.len();
+                        end.saturating_sub(excess)..end
+                    }
+                };
+                if before.len() + after.len() > self.limit {
+                    return Ok(None);
+                }
+                row.ids.drain(range);
+            }
+            Kind::Trained(tokenizer) => {
+                let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
+                let Some(rest) = self.limit.checked_sub(special) else { return Ok(None) };
+                let mut encoding = tokenizer.encode_fast(text, false)?;
+                encoding.truncate(rest, 0, self.side);
+                row = self::row(&tokenizer.post_process(encoding, None, true)?);
+            }
+            Kind::Hash { .. } => row.ids.truncate(self.limit),
+        }
+        Ok(Some(row))
+    }
+}
+
+fn row(encoding: &tokenizers::Encoding) -> TextRow {
+    let types = encoding.get_type_ids();
+    let types = if types.iter().all(|&kind| kind == 0) { Vec::new() } else { types.to_vec() };
+    TextRow { ids: encoding.get_ids().to_vec(), types, unpooled: 0 }
+}
+
+/// The ids of a tokenizer's special tokens.
+pub(super) fn special_ids(tokenizer: &Tokenizer) -> HashSet<u32> {
+    let tokens = tokenizer.get_added_tokens_decoder();
+    tokens.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect()
+}
+
+/// The normalizer behind one that puts texts into lower case, as sentence-transformers adds it.
+fn lower_case(normalizer: Option<NormalizerWrapper>) -> NormalizerWrapper {
+    match normalizer {
+        // Accents stay as they are, and words are still split at white space.
+        Some(NormalizerWrapper::BertNormalizer(bert)) => {
+            let strip_accents = bert.strip_accents.unwrap_or(bert.lowercase);
+            BertNormalizer::new(bert.clean_text, bert.handle_chinese_chars, Some(strip_accents), true).into()
+        }
+        other => Sequence::new(std::iter::once(Lowercase.into()).chain(other).collect()).into(),
     }
 }
 

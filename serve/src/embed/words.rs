@@ -6,6 +6,8 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
+use super::tokenizer::special_ids;
+
 /// Words that are kept. Beyond that all are forgotten: frequent ones come back with the next texts.
 const WORDS: usize = 1 << 16;
 
@@ -29,6 +31,16 @@ impl Words {
             && !tokenizer.get_added_tokens_decoder().values().any(|token| token.content.contains(char::is_whitespace));
         let around = splits.then(|| around(tokenizer)).flatten()?;
         Some(Self { tokenizer: tokenizer.clone(), around, known: RwLock::default() })
+    }
+
+    /// Tokens before those of a text, and after them.
+    pub fn around(&self) -> &[Vec<u32>; 2] {
+        &self.around
+    }
+
+    /// Is this the id of a special token?
+    pub fn is_special(&self, id: u32) -> bool {
+        special_ids(&self.tokenizer).contains(&id)
     }
 
     /// The ids of a text.
@@ -74,10 +86,14 @@ impl Words {
     }
 }
 
-/// What the tokenizer puts around the tokens of a text.
+/// What the tokenizer puts around the tokens of a text; `None` if tokens have types.
 fn around(tokenizer: &Tokenizer) -> Option<[Vec<u32>; 2]> {
-    let ids = |special| tokenizer.encode_fast("a", special).ok().map(|encoding| encoding.get_ids().to_vec());
-    let (word, all) = (ids(false)?, ids(true)?);
+    let encode = |special| tokenizer.encode_fast("a", special).ok();
+    let (word, all) = (encode(false)?, encode(true)?);
+    if all.get_type_ids().iter().any(|&kind| kind != 0) {
+        return None;
+    }
+    let (word, all) = (word.get_ids().to_vec(), all.get_ids());
     let at = all.windows(word.len().max(1)).position(|part| part == word)?;
     Some([all[..at].to_vec(), all[at + word.len()..].to_vec()])
 }

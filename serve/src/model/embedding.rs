@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::tokenizing::Tokenizing;
 use super::{BoxFuture, Context, Datatype, Embeddings, Failure, Model, Result, Tensor, TensorSpec, Texts, Values};
 use crate::batch::{Batcher, Engine, Health, Job, Metrics, Stage};
-use crate::embed::{Embedder, TextTokenizer};
+use crate::embed::{Embedder, TextOptions, TextRow, TextTokenizer};
 
 /// Bytes of text above which a thread of the runtime's pool for blocking work makes the tokens, so that connections are
 /// not held up: some 5 ms.
@@ -13,19 +13,20 @@ const INLINE_BYTES: usize = 16 << 10;
 
 /// A text embedder behind a batcher.
 ///
-/// It takes either `text` (BYTES, `(n)` or `(n, 1)`, UTF-8), or `input_ids` with or without `attention_mask` (INT64 or INT32,
-/// both `(n, tokens)`, the mask ones followed by zeros), and gives `embedding` (FP32, `(n, width)`).
-pub struct EmbeddingModel<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> {
+/// It takes either `text` (BYTES, `(n)` or `(n, 1)`, UTF-8), or `input_ids` with or without `attention_mask` and `token_type_ids`
+/// (INT64 or INT32, all `(n, tokens)`, the mask ones followed by zeros), and gives `embedding` (FP32, `(n, width)`).
+pub struct EmbeddingModel<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> {
     batcher: Batcher<E>,
     tokenizer: TextTokenizer,
     vocabulary: usize,
+    token_types: usize,
     width: usize,
     tokenizing: Tokenizing,
     metrics: Metrics,
 }
 
-impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> EmbeddingModel<E> {
-    /// Vectors of `width` elements, from ids below `vocabulary`.
+impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
+    /// Vectors of `width` elements, from ids below `vocabulary` whose types are 0.
     pub fn new(
         batcher: Batcher<E>,
         tokenizer: TextTokenizer,
@@ -33,45 +34,54 @@ impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> EmbeddingModel<E> {
         width: usize,
         metrics: Metrics,
     ) -> Self {
-        Self { batcher, tokenizer, vocabulary, width, tokenizing: Tokenizing::default(), metrics }
+        Self { batcher, tokenizer, vocabulary, token_types: 1, width, tokenizing: Tokenizing::default(), metrics }
     }
 
-    async fn tokens(&self, texts: Vec<String>, context: &Context) -> Result<Vec<Vec<u32>>> {
+    /// Takes token types below this number.
+    pub fn token_types(mut self, token_types: usize) -> Self {
+        self.token_types = token_types;
+        self
+    }
+
+    async fn tokens(&self, texts: Vec<String>, options: TextOptions, context: &Context) -> Result<Vec<TextRow>> {
         let start = Instant::now();
         let rows = if texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES {
-            self.tokenizer.encode(&texts)
+            self.tokenizer.rows(&texts, &options)
         } else {
             let tokenizer = self.tokenizer.clone();
-            self.tokenizing.run(context, move || tokenizer.encode(&texts)).await?
+            self.tokenizing.run(context, move || tokenizer.rows(&texts, &options)).await?
         };
         self.metrics.time(Stage::Tokenize, start.elapsed());
         Ok(rows?)
     }
 
-    async fn vectors(&self, texts: Texts, context: Context) -> Result<Embeddings> {
+    async fn vectors(&self, texts: Texts, options: TextOptions, context: Context) -> Result<Embeddings> {
         let rows = match texts {
-            Texts::Plain(texts) => self.tokens(texts, &context).await?,
+            Texts::Plain(texts) => self.tokens(texts, options, &context).await?,
+            Texts::Tokens(_) if options != TextOptions::default() => {
+                return Err(Failure::invalid("`prompt`, `prompt_name` and `truncate` are for texts, not for tokens"));
+            }
             Texts::Tokens(rows) => {
-                Embedder::check(&rows, self.vocabulary)?;
-                if let Some(row) = rows.iter().position(Vec::is_empty) {
-                    return Err(Failure::invalid(format!("row {row} has no tokens")));
-                }
+                Embedder::check(&rows, self.vocabulary, self.token_types)?;
                 rows
             }
         };
-        let tokens = rows.iter().map(Vec::len).sum();
-        let job = Job::of(rows).client(context.client).deadline(context.deadline);
+        let tokens = rows.iter().map(|row| row.ids.len()).sum();
+        let job = Job::of(rows.into_iter().map(E::Row::from).collect::<Vec<_>>())
+            .client(context.client)
+            .deadline(context.deadline);
         let vectors = self.batcher.submit(job)?.answers().await?;
         Ok(Embeddings { vectors, tokens })
     }
 }
 
-impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
+impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![
             TensorSpec { name: "text", datatype: Datatype::Bytes, shape: vec![-1] },
             TensorSpec { name: "input_ids", datatype: Datatype::Int64, shape: vec![-1, -1] },
             TensorSpec { name: "attention_mask", datatype: Datatype::Int64, shape: vec![-1, -1] },
+            TensorSpec { name: "token_type_ids", datatype: Datatype::Int64, shape: vec![-1, -1] },
         ]
     }
 
@@ -83,17 +93,17 @@ impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
         "opara_candle_bert_embedding"
     }
 
-    fn infer(&self, inputs: Vec<Tensor>, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
+    fn infer(&self, inputs: Vec<Tensor>, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
         Box::pin(async move {
-            let Embeddings { vectors, .. } = self.vectors(texts_of(inputs)?, context).await?;
+            let Embeddings { vectors, .. } = self.vectors(texts_of(inputs)?, options, context).await?;
             let shape = vec![vectors.len(), self.width];
             let values = Values::Floats(vectors.concat());
             Ok(vec![Tensor { name: "embedding".into(), datatype: Datatype::Fp32, shape, values }])
         })
     }
 
-    fn embed(&self, texts: Texts, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
-        Box::pin(self.vectors(texts, context))
+    fn embed(&self, texts: Texts, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
+        Box::pin(self.vectors(texts, options, context))
     }
 
     fn is_ready(&self) -> bool {
@@ -115,25 +125,28 @@ impl<E: Engine<Row = Vec<u32>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
 
 /// The texts of a request's tensors.
 fn texts_of(inputs: Vec<Tensor>) -> Result<Texts> {
-    let (mut text, mut ids, mut mask) = (None, None, None);
+    let (mut text, mut ids, mut mask, mut types) = (None, None, None, None);
     for tensor in inputs {
         let slot = match tensor.name.as_str() {
             "text" => &mut text,
             "input_ids" => &mut ids,
             "attention_mask" => &mut mask,
+            "token_type_ids" => &mut types,
             name => {
-                let message = format!("there is no input {name:?}: give `text`, or `input_ids` and `attention_mask`");
-                return Err(Failure::invalid(message));
+                let known = "give `text`, or `input_ids`, `attention_mask` and `token_type_ids`";
+                return Err(Failure::invalid(format!("there is no input {name:?}: {known}")));
             }
         };
         if let Some(first) = slot.replace(tensor) {
             return Err(Failure::invalid(format!("input {:?} is given twice", first.name)));
         }
     }
-    match (text, ids, mask) {
-        (Some(text), None, None) => plain(text),
-        (None, Some(ids), mask) => tokens(ids, mask),
-        _ => Err(Failure::invalid("give either `text`, or `input_ids` with or without `attention_mask`")),
+    match (text, ids, mask, types) {
+        (Some(text), None, None, None) => plain(text),
+        (None, Some(ids), mask, types) => tokens(ids, mask, types),
+        _ => Err(Failure::invalid(
+            "give either `text`, or `input_ids` with or without `attention_mask` and `token_type_ids`",
+        )),
     }
 }
 
@@ -151,29 +164,38 @@ fn plain(text: Tensor) -> Result<Texts> {
     Ok(Texts::Plain(values.iter().enumerate().map(decode).collect::<Result<_>>()?))
 }
 
-fn tokens(ids: Tensor, mask: Option<Tensor>) -> Result<Texts> {
+fn tokens(ids: Tensor, mask: Option<Tensor>, types: Option<Tensor>) -> Result<Texts> {
     let (rows, ids) = matrix(ids)?;
     if rows == 0 {
         return Ok(Texts::Tokens(Vec::new()));
     }
-    let lengths = match mask {
-        None => vec![ids.len() / rows; rows],
-        Some(mask) => {
-            let (mask_rows, mask) = matrix(mask)?;
-            if (mask_rows, mask.len()) != (rows, ids.len()) {
-                return Err(Failure::invalid("`attention_mask` must have the shape of `input_ids`"));
-            }
-            mask.chunks(mask.len() / rows).enumerate().map(masked_length).collect::<Result<_>>()?
+    let width = ids.len() / rows;
+    let beside = |tensor: Tensor| {
+        let name = tensor.name.clone();
+        match matrix(tensor)? {
+            (other, values) if (other, values.len()) == (rows, ids.len()) => Ok(values),
+            _ => Err(Failure::invalid(format!("`{name}` must have the shape of `input_ids`"))),
         }
     };
-    let row = |(index, length): (usize, usize)| {
-        let row = &ids[index * (ids.len() / rows)..][..length];
-        let id = |&id: &i64| {
-            u32::try_from(id).map_err(|_| Failure::invalid(format!("row {index} has token {id}, which is no token id")))
-        };
-        row.iter().map(id).collect::<Result<Vec<u32>>>()
+    let (mask, types) = (mask.map(beside).transpose()?, types.map(beside).transpose()?);
+    let row = |(index, row): (usize, &[i64])| {
+        let places = index * width..(index + 1) * width;
+        let length = mask.as_ref().map_or(Ok(width), |mask| masked_length((index, &mask[places.clone()])))?;
+        let types = types.as_ref().map_or(&[][..], |types| &types[places.clone()][..length]);
+        let has_types = types.iter().any(|&kind| kind != 0);
+        Ok(TextRow {
+            ids: numbers(index, "token", &row[..length])?,
+            types: if has_types { numbers(index, "token type", types)? } else { Vec::new() },
+            unpooled: 0,
+        })
     };
-    Ok(Texts::Tokens(lengths.into_iter().enumerate().map(row).collect::<Result<_>>()?))
+    Ok(Texts::Tokens(ids.chunks(width).enumerate().map(row).collect::<Result<_>>()?))
+}
+
+/// A row's numbers, which cannot be negative.
+fn numbers(row: usize, kind: &str, values: &[i64]) -> Result<Vec<u32>> {
+    let wrong = |value: i64| Failure::invalid(format!("row {row} has {kind} {value}, which is out of range"));
+    values.iter().map(|&value| u32::try_from(value).map_err(|_| wrong(value))).collect()
 }
 
 /// Rows and elements of a tensor `(n, tokens)` of integers.

@@ -117,7 +117,12 @@ impl From<EmbedError> for Failure {
     fn from(error: EmbedError) -> Self {
         let kind = match &error {
             EmbedError::TooLong { .. } => Kind::TooLarge,
-            EmbedError::UnknownToken { .. } => Kind::Invalid,
+            EmbedError::UnknownToken { .. }
+            | EmbedError::UnknownType { .. }
+            | EmbedError::Types { .. }
+            | EmbedError::UnknownPrompt { .. }
+            | EmbedError::TwoPrompts
+            | EmbedError::Empty { .. } => Kind::Invalid,
             _ => Kind::Internal,
         };
         Self::new(kind, error.to_string())

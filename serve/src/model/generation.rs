@@ -6,6 +6,7 @@ use std::time::Instant;
 use super::tokenizing::Tokenizing;
 use super::{BoxFuture, Context, Failure, Model, Result, Tensor, TensorSpec};
 use crate::batch::{Health, Metrics, Stage};
+use crate::embed::TextOptions;
 use crate::generate::{Answer, Generator, Prompt, Wanted};
 
 /// A decoder that writes texts. It takes no tensors: the Open Inference Protocol tells its clients so.
@@ -42,7 +43,7 @@ impl Model for GenerationModel {
         "opara_candle_text_generation"
     }
 
-    fn infer(&self, _: Vec<Tensor>, _: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
+    fn infer(&self, _: Vec<Tensor>, _: TextOptions, _: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
         let message = "this model writes texts: ask it by /v1/completions or /v1/chat/completions";
         Box::pin(async move { Err(Failure::invalid(message)) })
     }

@@ -22,6 +22,7 @@ pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 
 use crate::batch::Health;
+use crate::embed::{TextOptions, TextRow};
 use crate::generate::{Answer, Prompt, Wanted};
 
 /// Result of this module's functions.
@@ -63,7 +64,7 @@ pub enum Texts {
     /// UTF-8.
     Plain(Vec<String>),
     /// Token ids of the model's vocabulary.
-    Tokens(Vec<Vec<u32>>),
+    Tokens(Vec<TextRow>),
 }
 
 /// Vectors of texts.
@@ -86,12 +87,12 @@ pub trait Model: Send + Sync + 'static {
     /// What it computes, as the metadata's `platform`.
     fn platform(&self) -> &'static str;
 
-    /// All outputs of a request.
-    fn infer(&self, inputs: Vec<Tensor>, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>>;
+    /// All outputs of a request. `options` are for inputs that are texts.
+    fn infer(&self, inputs: Vec<Tensor>, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>>;
 
     /// Vectors of texts.
-    fn embed(&self, texts: Texts, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
-        let _ = (texts, context);
+    fn embed(&self, texts: Texts, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
+        let _ = (texts, options, context);
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })
     }
 

@@ -13,6 +13,7 @@ use tonic::codec::CompressionEncoding;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use crate::batch::Stage;
+use crate::embed::TextOptions;
 use crate::model::{self, Datatype, Failure, Kind, Place, Result, State, Tensor, Values};
 use crate::pb::grpc_inference_service_server::{GrpcInferenceService, GrpcInferenceServiceServer};
 use crate::pb::infer_parameter::ParameterChoice;
@@ -49,7 +50,7 @@ impl Grpc {
         self.0.model(&model_name, &model_version)?;
         let metrics = self.0.registry.model(&model_name);
         let Limits { body_bytes: limit, allows_unread, .. } = self.0.limits;
-        refuse_unread("parameters", &parameters, &["timeout"], allows_unread)?;
+        refuse_unread("parameters", &parameters, &["timeout", "prompt", "prompt_name", "truncate"], allows_unread)?;
         for (index, input) in inputs.iter().enumerate() {
             refuse_unread(&format!("inputs[{index}].parameters"), &input.parameters, &[], allows_unread)?;
         }
@@ -59,10 +60,12 @@ impl Grpc {
             refuse_unread(&at, &output.parameters, &["binary_data"], allows_unread)?;
         }
         let timeout = parameters.get("timeout").map(timeout).transpose()?.flatten();
+        let text = |name| text(&parameters, name);
+        let options = TextOptions::of(text("prompt")?, text("prompt_name")?, flag(&parameters, "truncate")?)?;
         let context = self.0.context(of, timeout)?;
         let inputs = metrics.timed(Stage::Parse, || tensors(inputs, raw_input_contents, limit))?;
         let names: Vec<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
-        let answer = self.0.infer((&model_name, &model_version), inputs, &names, context).await?;
+        let answer = self.0.infer((&model_name, &model_version), (inputs, options), &names, context).await?;
         let (outputs, raw_output_contents) =
             metrics.timed(Stage::Respond, || answer.into_iter().map(output).unzip::<_, _, Vec<_>, Vec<_>>());
         let model_version = MODEL_VERSION.into();
@@ -179,6 +182,24 @@ fn timeout(parameter: &InferParameter) -> Result<Option<u64>> {
     micros
         .map(Some)
         .ok_or_else(|| Failure::invalid("parameter \"timeout\" must be a whole number of microseconds, at least 0"))
+}
+
+/// A parameter that is a text. One without a value is absent.
+fn text(parameters: &HashMap<String, InferParameter>, name: &str) -> Result<Option<String>> {
+    match parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref()) {
+        None => Ok(None),
+        Some(ParameterChoice::StringParam(text)) => Ok(Some(text.clone())),
+        Some(_) => Err(Failure::invalid(format!("parameter {name:?} must be a text"))),
+    }
+}
+
+/// A parameter that is true or false. One without a value is absent.
+fn flag(parameters: &HashMap<String, InferParameter>, name: &str) -> Result<Option<bool>> {
+    match parameters.get(name).and_then(|parameter| parameter.parameter_choice.as_ref()) {
+        None => Ok(None),
+        Some(ParameterChoice::BoolParam(flag)) => Ok(Some(*flag)),
+        Some(_) => Err(Failure::invalid(format!("parameter {name:?} must be true or false"))),
+    }
 }
 
 fn output(tensor: Tensor) -> (InferOutputTensor, Bytes) {

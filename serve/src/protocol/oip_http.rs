@@ -110,9 +110,9 @@ async fn inferred(service: &Service, target: &Target, request: Request) -> Resul
     let allows_unread = service.limits.allows_unread;
     let mut request = metrics.timed(Stage::Parse, || oip_json::Request::read(body, json_bytes, allows_unread))?;
     let context = service.context(&parts.extensions, request.timeout)?;
-    let inputs = std::mem::take(&mut request.inputs);
+    let asked = (std::mem::take(&mut request.inputs), std::mem::take(&mut request.options));
     let names: Vec<&str> = request.outputs.iter().map(|(name, _)| name.as_str()).collect();
-    let outputs = service.infer((&target.name, &target.version), inputs, &names, context).await?;
+    let outputs = service.infer((&target.name, &target.version), asked, &names, context).await?;
     let answer = || oip_json::answer((&target.name, MODEL_VERSION), &request, &outputs);
     let (body, json_bytes) = metrics.timed(Stage::Respond, answer)?;
     let mut headers = HeaderMap::new();

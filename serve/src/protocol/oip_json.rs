@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::embed::TextOptions;
 use crate::model::{Datatype, Failure, Kind, Result, Tensor, TensorSpec, Values};
 
 use super::fields::{Fields, Unread};
@@ -29,6 +30,7 @@ pub(super) struct Request {
     pub id: Option<String>,
     /// In microseconds.
     pub timeout: Option<u64>,
+    pub options: TextOptions,
     pub inputs: Vec<Tensor>,
     /// The outputs that are named, and whether each is to be bytes.
     pub outputs: Vec<(String, bool)>,
@@ -59,11 +61,13 @@ impl Request {
         let mut parameters = fields.object("parameters")?;
         let timeout = parameters.take("timeout")?;
         let is_binary = parameters.take("binary_data_output")?.unwrap_or(false);
+        let (prompt, name) = (parameters.take("prompt")?, parameters.take("prompt_name")?);
+        let options = TextOptions::of(prompt, name, parameters.take("truncate")?)?;
         parameters.finish(unread)?;
         let outputs = fields.objects("outputs")?.unwrap_or_default();
         let outputs = outputs.into_iter().map(|output| asked(output, is_binary, unread)).collect::<Result<_>>()?;
         fields.finish(Unread { harmless: &[], ..unread })?;
-        Ok(Self { id, timeout, inputs, outputs, is_binary })
+        Ok(Self { id, timeout, options, inputs, outputs, is_binary })
     }
 }
 

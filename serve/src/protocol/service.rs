@@ -7,6 +7,7 @@ use axum::http::request::Parts;
 use axum::http::Extensions;
 
 use crate::batch::Registry;
+use crate::embed::TextOptions;
 use crate::generate::{Answer, Prompt, Wanted};
 use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, Tensor, Texts};
 
@@ -80,7 +81,7 @@ impl Service {
     pub(crate) async fn infer(
         &self,
         (name, version): (&str, &str),
-        inputs: Vec<Tensor>,
+        (inputs, options): (Vec<Tensor>, TextOptions),
         outputs: &[&str],
         context: Context,
     ) -> Result<Vec<Tensor>> {
@@ -92,7 +93,7 @@ impl Service {
         if let Some(tensor) = inputs.iter().find(|t| t.shape.first().is_some_and(|&rows| rows > self.limits.rows)) {
             return Err(self.too_many(tensor.shape[0]));
         }
-        let all = model.infer(inputs, context).await?;
+        let all = model.infer(inputs, options, context).await?;
         if outputs.is_empty() {
             return Ok(all);
         }
@@ -100,7 +101,13 @@ impl Service {
     }
 
     /// The vectors of texts.
-    pub(crate) async fn embed(&self, name: &str, texts: Texts, context: Context) -> Result<Embeddings> {
+    pub(crate) async fn embed(
+        &self,
+        name: &str,
+        texts: Texts,
+        options: TextOptions,
+        context: Context,
+    ) -> Result<Embeddings> {
         let rows = match &texts {
             Texts::Plain(texts) => texts.len(),
             Texts::Tokens(rows) => rows.len(),
@@ -108,7 +115,7 @@ impl Service {
         if rows > self.limits.rows {
             return Err(self.too_many(rows));
         }
-        self.model(name, "")?.embed(texts, context).await
+        self.model(name, "")?.embed(texts, options, context).await
     }
 
     /// A text behind a prompt, as it comes.

@@ -10,7 +10,7 @@ use opara_models::decoder::Scheduler;
 use opara_weights::Checkpoint;
 
 use crate::batch::{self, Batcher, Registry};
-use crate::embed::{Size, TextModel};
+use crate::embed::{has_modules, Size, TextModel};
 use crate::generate::{is_gguf, Generator, Room, TextDecoder, Writer};
 use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 
@@ -54,12 +54,16 @@ enum Source {
 }
 
 impl Source {
-    /// What a checkpoint says it is: a BERT is an embedder, all else must be a decoder that is known.
+    /// What a checkpoint says it is: a BERT and a folder of sentence-transformers are embedders, all else must be a decoder that is
+    /// known.
     fn open(path: &Path) -> Result<Self> {
         if is_gguf(path) {
             return Ok(Self::Decoder(TextDecoder::open(path)?));
         }
         ensure!(path.is_dir(), "{}: there is no such folder", path.display());
+        if has_modules(path) {
+            return Ok(Self::Embedder(TextModel::open(path)?));
+        }
         let config: serde_json::Value = Checkpoint::find(&path.display().to_string())?.config()?;
         match config.get("model_type").and_then(|kind| kind.as_str()) {
             None | Some("bert") => Ok(Self::Embedder(TextModel::open(path)?)),
@@ -116,7 +120,9 @@ impl Load {
             tracing::warn!(model = name, %bucket, reason, "batches of this bucket run eagerly");
         }
         let tokenizer = model.tokenizer().clone().cut(settings.truncate);
-        Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, model.vocabulary(), model.width(), metrics)))
+        let (vocabulary, types) = (model.vocabulary(), model.token_types());
+        let model = EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics).token_types(types);
+        Ok(Arc::new(model))
     }
 
     /// Loads a decoder on every device and builds its graphs.

@@ -44,7 +44,7 @@ async fn tensors_as_bytes_go_in_and_out() -> Result<()> {
     let got: Vec<f32> =
         reply.body[json_bytes..].chunks_exact(4).map(|x| f32::from_le_bytes([x[0], x[1], x[2], x[3]])).collect();
     let bucket = buckets().iter().find(|b| (b.batch, b.length) == (2, 16)).context("it is there")?;
-    let expected = setup.own.run(bucket, &[&vec![5, 6, 7], &vec![8, 9]])?.concat();
+    let expected = setup.own.run(bucket, &[&vec![5, 6, 7].into(), &vec![8, 9].into()])?.concat();
     assert_eq!(got, expected);
     Ok(())
 }

@@ -7,6 +7,7 @@ use base64::prelude::{Engine as _, BASE64_STANDARD};
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Stage;
+use crate::embed::{TextOptions, TextRow};
 use crate::model::{Embeddings, Failure, Result, Texts};
 
 use super::super::fields::{Fields, Unread};
@@ -19,6 +20,7 @@ struct Body {
     input: Input,
     format: Format,
     dimensions: Option<usize>,
+    options: TextOptions,
 }
 
 impl Body {
@@ -27,9 +29,11 @@ impl Body {
         let (model, input) = (fields.need("model")?, fields.need("input")?);
         let format = fields.take("encoding_format")?.unwrap_or_default();
         let dimensions = fields.take("dimensions")?;
+        let (prompt, name) = (fields.take("prompt")?, fields.take("prompt_name")?);
+        let options = TextOptions::of(prompt, name, fields.take("truncate")?)?;
         let neutral = &[("add_special_tokens", "true")];
         fields.finish(Unread { harmless: HARMLESS, neutral, is_allowed: allows_unread })?;
-        Ok(Self { model, input, format, dimensions })
+        Ok(Self { model, input, format, dimensions, options })
     }
 }
 
@@ -87,13 +91,13 @@ pub(super) async fn embeddings(State(service): State<Service>, request: Request)
 async fn embedded(service: &Service, request: Request) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let bytes = service.body(&parts, body).await?;
-    let Body { model, input, format, dimensions } = Body::read(&bytes, service.limits.allows_unread)?;
+    let Body { model, input, format, dimensions, options } = Body::read(&bytes, service.limits.allows_unread)?;
     let context = service.context(&parts.extensions, None)?;
     let texts = match input {
         Input::Text(text) => Texts::Plain(vec![text]),
         Input::Texts(texts) => Texts::Plain(texts),
-        Input::Tokens(tokens) => Texts::Tokens(vec![tokens]),
-        Input::Rows(rows) => Texts::Tokens(rows),
+        Input::Tokens(tokens) => Texts::Tokens(vec![tokens.into()]),
+        Input::Rows(rows) => Texts::Tokens(rows.into_iter().map(TextRow::from).collect()),
     };
     if matches!(&texts, Texts::Plain(texts) if texts.is_empty()) {
         return Err(Failure::invalid("`input` is empty"));
@@ -101,11 +105,11 @@ async fn embedded(service: &Service, request: Request) -> Result<Response> {
     if dimensions.is_some() {
         let width = service.model(&model, "")?.outputs().first().and_then(|spec| spec.shape.last().copied());
         if width != dimensions.map(|n| n as i64) {
-            let message = format!("this model's vectors have {} dimensions and no others", width.unwrap_or(0));
+            let message = format!("`dimensions`: this model's vectors have {} and no others", width.unwrap_or(0));
             return Err(Failure::invalid(message));
         }
     }
-    let Embeddings { vectors, tokens } = service.embed(&model, texts, context).await?;
+    let Embeddings { vectors, tokens } = service.embed(&model, texts, options, context).await?;
     let vector =
         |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());
     let item = |(index, floats)| Item {

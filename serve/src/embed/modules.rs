@@ -1,0 +1,222 @@
+//! The modules of a folder of sentence-transformers, in the order of its `modules.json`.
+
+use std::collections::HashSet;
+use std::path::{Component, Path, PathBuf};
+
+use candle::Device;
+use serde_json::{Map, Value};
+
+use super::dense::DenseConfig;
+use super::file_fields::{read_json, FileFields};
+use super::head::{Head, Step};
+use super::module_norm::NormConfig;
+use super::{EmbedError, Pooling, Result};
+
+const LIST: &str = "modules.json";
+
+/// Where modules are in sentence-transformers: before version 5.4, and since.
+const PACKAGES: [&str; 3] = [
+    "sentence_transformers.models.",
+    "sentence_transformers.base.modules.",
+    "sentence_transformers.sentence_transformer.modules.",
+];
+
+const KINDS: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout are";
+
+/// A module of the list.
+pub(super) struct Entry {
+    class: String,
+    folder: PathBuf,
+}
+
+/// The modules of a folder: a transformer, a pooling, and steps behind them.
+pub(super) struct Modules {
+    pooling: Pooling,
+    steps: Vec<StepConfig>,
+    width: usize,
+}
+
+/// A module behind the pooling.
+enum StepConfig {
+    Dense(DenseConfig),
+    LayerNorm(NormConfig),
+    Normalize,
+    Truncate(usize),
+}
+
+/// Does sentence-transformers read this folder by a list of modules?
+pub fn has_modules(folder: &Path) -> bool {
+    folder.join(LIST).is_file()
+}
+
+/// The entries of `modules.json`; `None` if there is no such file.
+pub(super) fn list(folder: &Path) -> Result<Option<Vec<Entry>>> {
+    let path = folder.join(LIST);
+    let Some(maps) = read_json::<Vec<Map<String, Value>>>(&path)? else {
+        return refuse_unlisted(folder).map(|()| None);
+    };
+    let mut names = HashSet::new();
+    let mut entry = |map| {
+        let mut fields = FileFields::of(&path, map);
+        let (class, at): (String, PathBuf) = (fields.need("type")?, fields.need("path")?);
+        if let Some(name) = fields.take::<String>("name")? {
+            if !names.insert(name.clone()) {
+                return Err(fields.wrong(format!("two modules have the name {name:?}")));
+            }
+        }
+        if at.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+            return Err(fields.wrong(format!("the path {at:?} is not within the folder")));
+        }
+        fields.finish(&["idx"])?;
+        Ok(Entry { class, folder: folder.join(at) })
+    };
+    maps.into_iter().map(&mut entry).collect::<Result<_>>().map(Some)
+}
+
+/// Refuses folders of modules that no list mentions: without it nobody knows where they stand.
+fn refuse_unlisted(folder: &Path) -> Result<()> {
+    for file in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = file.file_name().to_string_lossy().into_owned();
+        let kind = name.split_once('_').filter(|(number, _)| number.parse::<u32>().is_ok()).map(|(_, kind)| kind);
+        if !matches!(kind, None | Some("Pooling" | "Normalize" | "Dropout")) && file.path().is_dir() {
+            return Err(EmbedError::Unsupported {
+                path: file.path(),
+                name: "a module without modules.json".into(),
+                advice: "copy that file from the checkpoint, too".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Entry {
+    /// The name of the module's class, if it is one of sentence-transformers.
+    fn kind(&self) -> Option<&str> {
+        let rest = PACKAGES.iter().find_map(|package| self.class.strip_prefix(package))?;
+        match rest.rsplit_once('.') {
+            None => Some(rest),
+            Some((file, name)) => file.replace('_', "").eq_ignore_ascii_case(name).then_some(name),
+        }
+    }
+
+    fn unsupported(&self, list: &Path) -> EmbedError {
+        let name = format!("module {}", self.class);
+        EmbedError::Unsupported { path: list.join(LIST), name, advice: KINDS.into() }
+    }
+
+    fn config(&self) -> Result<FileFields> {
+        let path = self.folder.join("config.json");
+        let missing = || EmbedError::File { path: path.clone(), reason: "the file is missing".into() };
+        FileFields::read(&path)?.ok_or_else(missing)
+    }
+}
+
+/// The folder of the transformer: that of the first module.
+pub(super) fn transformer(folder: &Path, list: &[Entry]) -> Result<PathBuf> {
+    match list.first() {
+        Some(first) if first.kind() == Some("Transformer") => Ok(first.folder.clone()),
+        Some(first)
+            if matches!(first.kind(), None | Some("Pooling" | "Dense" | "LayerNorm" | "Normalize" | "Dropout")) =>
+        {
+            match first.kind() {
+                None => Err(first.unsupported(folder)),
+                Some(kind) => Err(wrong(folder, format!("its first module is {kind}, and must be Transformer"))),
+            }
+        }
+        Some(first) => Err(first.unsupported(folder)),
+        None => Err(wrong(folder, "it lists no modules".into())),
+    }
+}
+
+fn wrong(folder: &Path, reason: String) -> EmbedError {
+    EmbedError::File { path: folder.join(LIST), reason }
+}
+
+impl Modules {
+    /// The modules of a list behind a transformer whose vectors have `width` elements.
+    pub fn of(folder: &Path, list: &[Entry], width: usize) -> Result<Self> {
+        let behind = |entry: &&Entry| entry.kind() != Some("Dropout");
+        let mut entries = list.iter().skip(1).filter(behind);
+        let first = entries.next().ok_or_else(|| wrong(folder, "it has no Pooling behind the Transformer".into()))?;
+        let pooling = match first.kind() {
+            Some("Pooling") => Pooling::of(first.config()?, width)?,
+            Some(kind @ ("Dense" | "LayerNorm" | "Normalize")) => {
+                return Err(wrong(folder, format!("{kind} stands before a Pooling, which is not supported")));
+            }
+            _ => return Err(first.unsupported(folder)),
+        };
+        let mut modules = Self { width: width * pooling.modes.len(), pooling, steps: Vec::new() };
+        for entry in entries {
+            modules.add(folder, entry)?;
+        }
+        Ok(modules)
+    }
+
+    /// Those of a folder without a list: the pooling of `1_Pooling` or the mean, and vectors of length 1.
+    pub fn unlisted(folder: &Path, width: usize) -> Result<Self> {
+        let config = FileFields::read(&folder.join("1_Pooling/config.json"))?;
+        let pooling = config.map(|fields| Pooling::of(fields, width)).transpose()?.unwrap_or_default();
+        Ok(Self { width: width * pooling.modes.len(), pooling, steps: vec![StepConfig::Normalize] })
+    }
+
+    /// The mean, and vectors of length 1.
+    pub fn mean(width: usize) -> Self {
+        Self { pooling: Pooling::default(), steps: vec![StepConfig::Normalize], width }
+    }
+
+    fn add(&mut self, folder: &Path, entry: &Entry) -> Result<()> {
+        let step = match entry.kind() {
+            Some("Dense") => {
+                let dense = DenseConfig::of(&entry.folder, entry.config()?, self.width)?;
+                self.width = dense.width();
+                StepConfig::Dense(dense)
+            }
+            Some("LayerNorm") => StepConfig::LayerNorm(NormConfig::of(&entry.folder, entry.config()?, self.width)?),
+            Some("Normalize") => {
+                // Before version 6 it had no file. Other fields are not its own: it may share a folder.
+                if let Some(mut fields) = FileFields::read(&entry.folder.join("config.json"))? {
+                    fields.expect("module_input_name", "sentence_embedding")?;
+                    fields.expect("module_output_name", "sentence_embedding")?;
+                }
+                StepConfig::Normalize
+            }
+            Some("Transformer" | "Pooling") => {
+                return Err(wrong(folder, format!("a second {} is not supported", entry.class)));
+            }
+            _ => return Err(entry.unsupported(folder)),
+        };
+        self.steps.push(step);
+        Ok(())
+    }
+
+    /// Cuts vectors to their first `width` elements, without a new length.
+    pub fn truncate(&mut self, width: usize) {
+        if width < self.width {
+            self.width = width;
+            self.steps.push(StepConfig::Truncate(width));
+        }
+    }
+
+    /// Elements of a vector.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Whether the tokens of a prompt are pooled with those of the text.
+    pub fn pools_prompt(&self) -> bool {
+        self.pooling.has_prompt
+    }
+
+    /// The modules behind the transformer on a device.
+    pub fn load(&self, device: &Device, allow_unread: bool) -> Result<Head> {
+        let step = |config: &StepConfig| {
+            Ok(match config {
+                StepConfig::Dense(dense) => Step::Dense(dense.load(device, allow_unread)?),
+                StepConfig::LayerNorm(norm) => Step::LayerNorm(norm.load(device, allow_unread)?),
+                StepConfig::Normalize => Step::Normalize,
+                StepConfig::Truncate(width) => Step::Truncate(*width),
+            })
+        };
+        Ok(Head { pooling: self.pooling.clone(), steps: self.steps.iter().map(step).collect::<Result<_>>()? })
+    }
+}

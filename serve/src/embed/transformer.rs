@@ -1,0 +1,132 @@
+//! What sentence-transformers and transformers keep beside a transformer's weights of its tokenizer.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+use tokenizers::normalizers::BertNormalizer;
+use tokenizers::TruncationDirection;
+
+use super::file_fields::{read_json, FileFields};
+use super::{EmbedError, Result};
+
+/// Names of the module's configuration: earlier versions named it after the model.
+const FILES: [&str; 7] = [
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+];
+
+/// Arguments of loading that change no answer, or only its precision.
+const HARMLESS_ARGUMENTS: [&str; 8] = [
+    "trust_remote_code",
+    "torch_dtype",
+    "dtype",
+    "attn_implementation",
+    "add_pooling_layer",
+    "low_cpu_mem_usage",
+    "device_map",
+    "use_safetensors",
+];
+
+/// How texts become tokens beyond what `tokenizer.json` says.
+#[derive(Debug, Clone)]
+pub(super) struct TokenizerSettings {
+    /// Tokens that a text may have, special ones included.
+    pub limit: usize,
+    /// Whether texts are put into lower case first.
+    pub lower_case: bool,
+    /// What takes the place of the normalizer of `tokenizer.json`.
+    pub normalizer: Option<BertNormalizer>,
+    /// On which side texts are cut that are too long; `None` leaves it to `tokenizer.json`.
+    pub side: Option<TruncationDirection>,
+}
+
+/// What the module's configuration says.
+#[derive(Default)]
+struct ModuleConfig {
+    limit: Option<usize>,
+    lower_case: bool,
+}
+
+impl TokenizerSettings {
+    /// Those of the transformer in this folder, which has so many positions.
+    pub fn read(folder: &Path, positions: usize) -> Result<Self> {
+        let adapter = folder.join("adapter_config.json");
+        if adapter.is_file() {
+            let advice = "merge it into the weights".into();
+            return Err(EmbedError::Unsupported { path: adapter, name: "an adapter".into(), advice });
+        }
+        let module = ModuleConfig::read(folder)?;
+        let path = folder.join("tokenizer_config.json");
+        let tokenizer: Option<Map<String, Value>> = read_json(&path)?;
+        let mut fields = FileFields::of(&path, tokenizer.clone().unwrap_or_default());
+        let side = match fields.take::<String>("truncation_side")?.as_deref() {
+            None => None,
+            Some("left") => Some(TruncationDirection::Left),
+            Some("right") => Some(TruncationDirection::Right),
+            Some(side) => {
+                return Err(fields.unsupported(&format!("`truncation_side` {side:?}"), "\"left\" and \"right\" are"))
+            }
+        };
+        // The longest length may be written as 1e30.
+        let longest = fields.take::<f64>("model_max_length")?.or(fields.take("max_len")?);
+        let limit =
+            module.limit.unwrap_or_else(|| longest.map_or(usize::MAX, |longest| longest as usize)).min(positions);
+        if limit == 0 {
+            return Err(fields.wrong("texts may have 0 tokens".into()));
+        }
+        let normalizer = if tokenizer.is_some() { normalizer(&mut fields)? } else { None };
+        Ok(Self { limit, lower_case: module.lower_case, normalizer, side })
+    }
+}
+
+/// transformers' tokenizer of BERTs has a normalizer of its own, whatever `tokenizer.json` says.
+fn normalizer(fields: &mut FileFields) -> Result<Option<BertNormalizer>> {
+    let class = fields.take::<String>("tokenizer_class")?;
+    if !matches!(class.as_deref(), None | Some("BertTokenizer" | "BertTokenizerFast")) {
+        return Ok(None);
+    }
+    let lower_case = fields.take("do_lower_case")?.unwrap_or(true);
+    let chinese = fields.take("tokenize_chinese_chars")?.unwrap_or(true);
+    Ok(Some(BertNormalizer::new(true, chinese, fields.take("strip_accents")?, lower_case)))
+}
+
+impl ModuleConfig {
+    fn read(folder: &Path) -> Result<Self> {
+        let found =
+            FILES.iter().map(|name| FileFields::read(&folder.join(name))).find(|read| !matches!(read, Ok(None)));
+        let Some(mut fields) = found.transpose()?.flatten() else { return Ok(Self::default()) };
+        fields.expect("transformer_task", "feature-extraction")?;
+        fields.expect("module_output_name", "token_embeddings")?;
+        let path = fields.path().to_path_buf();
+        let part = |map: Option<Map<String, Value>>| FileFields::of(&path, map.unwrap_or_default());
+        let mut modalities = part(fields.take("modality_config")?);
+        let mut text = part(modalities.take("text")?);
+        text.expect("method", "forward")?;
+        match text.take::<Value>("method_output_name")? {
+            Some(name) if name != "last_hidden_state" && name != serde_json::json!(["last_hidden_state"]) => {
+                return Err(text.unsupported(&format!("`method_output_name` {name}"), "\"last_hidden_state\" is"));
+            }
+            _ => text.finish(&[])?,
+        }
+        modalities.finish(&[])?;
+        let mut limit = fields.take("max_seq_length")?;
+        for name in ["model_args", "model_kwargs", "config_args", "config_kwargs"] {
+            part(fields.take(name)?).finish(&HARMLESS_ARGUMENTS)?;
+        }
+        for name in ["tokenizer_args", "processor_kwargs"] {
+            let mut arguments = part(fields.take(name)?);
+            // It counts more than `max_seq_length`.
+            limit = arguments.take("model_max_length")?.or(limit);
+            arguments.finish(&["trust_remote_code", "use_fast"])?;
+        }
+        let lower_case = fields.take("do_lower_case")?.unwrap_or(false);
+        // Whether batches are padded changes no answer.
+        fields.finish(&["unpad_inputs"])?;
+        Ok(Self { limit, lower_case })
+    }
+}

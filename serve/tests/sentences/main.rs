@@ -1,0 +1,10 @@
+//! Folders of sentence-transformers: the embedder computes what sentence-transformers 6 computes, or refuses the folder by the name
+//! of the part that is not supported.
+
+mod folder;
+mod modules;
+mod oracle;
+mod prompts;
+mod refusals;
+mod requests;
+mod tokens;
