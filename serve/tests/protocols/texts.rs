@@ -143,6 +143,62 @@ async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
 }
 
 #[tokio::test]
+async fn the_fields_of_a_conversation_are_read_or_refused_by_name() -> Result<()> {
+    let of = texts(&Settings::default())?;
+    let ask = |fields: Value| {
+        let mut body = json!({"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().into_iter().for_each(|body| body.extend(fields.as_object().cloned().unwrap_or_default()));
+        post(&of.router, "/v1/chat/completions", body.to_string())
+    };
+    // One token for each byte of what the template writes.
+    for (fields, prompt) in [
+        (json!({}), "user: hi\nassistant:"),
+        (
+            json!({"chat_template_kwargs": {"x": 1}, "enable_thinking": false, "tools": [], "tool_choice": "none"}),
+            "user: hi\nassistant:",
+        ),
+        (
+            json!({"messages": [{"role": "tool", "tool_call_id": "c", "name": "f", "content": "y"}]}),
+            "tool: y\nassistant:",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]}),
+            "user: a\nb\nassistant:",
+        ),
+        (
+            json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so it "}],
+                "continue_final_message": true}),
+            "user: x\nassistant: so it ",
+        ),
+    ] {
+        let reply = ask(fields.clone()).await?.json()?;
+        assert_eq!(reply["usage"]["prompt_tokens"], json!(prompt.len()), "{fields}: {reply}");
+    }
+    let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+    for (fields, name) in [
+        (json!({"tools": tool}), "`tools`"),
+        (json!({"documents": [{"text": "t"}]}), "`documents`"),
+        (json!({"reasoning_effort": "low"}), "`reasoning_effort`"),
+        (json!({"tools": tool, "tool_choice": "required"}), "`tool_choice`"),
+        (json!({"chat_template_kwargs": {"tokenize": false}}), "`chat_template_kwargs.tokenize`"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}),
+            "image_url",
+        ),
+        (
+            json!({"continue_final_message": true, "messages": [{"role": "user", "content": ""}]}),
+            "no text to be continued",
+        ),
+    ] {
+        let reply = ask(fields.clone()).await?;
+        assert_eq!(reply.status.as_u16(), 400, "{fields}");
+        let message = reply.json()?["error"]["message"].to_string();
+        assert!(message.contains(name), "{fields}: {message}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn conversations_go_through_the_template() -> Result<()> {
     let of = texts(&Settings::default())?;
     let said = vec![Message::new("system", "be brief"), Message::new("user", "hello")];

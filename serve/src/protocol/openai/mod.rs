@@ -1,5 +1,6 @@
 //! OpenAI's `/v1/embeddings`, `/v1/completions` and `/v1/chat/completions`, and the list of models that its clients ask for.
 
+mod conversation;
 mod embeddings;
 mod events;
 mod request;

@@ -1,13 +1,13 @@
 //! The bodies of requests for texts.
 
 use opara_candle::ops::Sampling;
-use opara_models::decoder::Message;
 use serde::Deserialize;
 
 use crate::generate::{Prompt, Wanted};
 use crate::model::{Failure, Result};
 
 use super::super::fields::{Fields, Unread};
+use super::conversation::conversation;
 use super::HARMLESS;
 
 /// Which of the two kinds of texts.
@@ -61,26 +61,6 @@ enum Input {
 }
 
 #[derive(Debug, Deserialize)]
-struct Turn {
-    role: String,
-    content: Option<Content>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`content` must be a string or a list of parts")]
-enum Content {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-#[derive(Debug, Deserialize)]
-struct Part {
-    #[serde(rename = "type")]
-    kind: String,
-    text: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
 #[serde(untagged, expecting = "`stop` must be a string or a list of strings")]
 enum Stops {
     One(String),
@@ -114,7 +94,7 @@ impl Asked {
         let has_usage = usage(&mut fields, is_streamed, allows_unread)?;
         let prompt = match form {
             Form::Text => one(fields.need("prompt")?)?,
-            Form::Chat => chat(fields.need("messages")?)?,
+            Form::Chat => Prompt::Chat(conversation(&mut fields, allows_unread)?),
         };
         // Clients that send both to both paths are told apart by the path.
         fields.take_raw(if form == Form::Text { "messages" } else { "prompt" });
@@ -192,31 +172,9 @@ fn one(input: Input) -> Result<Prompt> {
     }
 }
 
-fn chat(turns: Vec<Turn>) -> Result<Prompt> {
-    if turns.is_empty() {
-        return Err(Failure::invalid("`messages` is empty"));
-    }
-    let message = |turn: Turn| {
-        let content = match turn.content {
-            None => String::new(),
-            Some(Content::Text(text)) => text,
-            Some(Content::Parts(parts)) => parts.into_iter().map(text).collect::<Result<String>>()?,
-        };
-        Ok(Message::new(&turn.role, &content))
-    };
-    let messages: Vec<Message> = turns.into_iter().map(message).collect::<Result<_>>()?;
-    Ok(Prompt::Chat(messages.into()))
-}
-
-fn text(part: Part) -> Result<String> {
-    match part.text {
-        Some(text) if part.kind == "text" => Ok(text),
-        _ => Err(Failure::invalid(format!("a part of a message is of type {:?}: only text is supported", part.kind))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use opara_models::decoder::Message;
     use serde_json::{json, Value};
 
     use super::*;
@@ -254,7 +212,9 @@ mod tests {
                                     {"role": "assistant", "content": null}],
         });
         let Asked { prompt, wanted, has_usage, .. } = read(Form::Chat, fields).expect("sound");
-        let said = vec![Message::new("user", "ab"), Message::new("assistant", "")];
+        let said = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                          {"role": "assistant", "content": null}]);
+        let said: Vec<Message> = serde_json::from_value(said).expect("messages");
         assert_eq!(prompt, Prompt::Chat(said.into()));
         let sampling = Sampling { top_p: 0.5, min_p: 0.1, repetition_penalty: 1.5, seed: 3, ..Sampling::default() };
         let expected = Wanted {
@@ -276,7 +236,9 @@ mod tests {
             (Form::Text, json!({"n": 2}), "`n` must be 1"),
             (Form::Text, json!({"logprobs": 0}), "`logprobs` is not supported"),
             (Form::Chat, json!({"logprobs": true}), "`logprobs` is not supported"),
-            (Form::Chat, json!({"tools": [{"type": "function"}]}), "`tools` is not supported"),
+            (Form::Chat, json!({"tools": [{"type": "web_search"}]}), "`tools[0]` is of type \"web_search\""),
+            (Form::Chat, json!({"tool_choice": "required"}), "`tool_choice` is not supported"),
+            (Form::Text, json!({"tools": [{"type": "function"}]}), "`tools` is not supported"),
             (Form::Chat, json!({"response_format": {"type": "json_object"}}), "`response_format` is not supported"),
             (Form::Text, json!({"presence_penalty": 0.5}), "`presence_penalty` is not supported"),
             (Form::Text, json!({"prompt": ["a", "b"]}), "2 prompts"),
