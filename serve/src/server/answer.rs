@@ -119,7 +119,7 @@ impl HttpBody for Answer {
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.size.clone()
+        self.size
     }
 }
 
