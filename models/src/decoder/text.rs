@@ -102,9 +102,16 @@ impl Text {
     /// [`DecoderError::NoTemplate`], [`DecoderError::BadTemplate`], [`DecoderError::Template`], [`DecoderError::UnreadName`],
     /// [`DecoderError::Tokenizer`].
     pub fn encode_chat(&self, conversation: &Conversation) -> Result<Vec<u32>> {
-        let prompt = self.prompt(conversation)?;
+        self.encode_prompt(&self.prompt(conversation)?)
+    }
+
+    /// The tokens of what [`prompt`](Self::prompt) gives.
+    ///
+    /// # Errors
+    /// [`DecoderError::Tokenizer`].
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>> {
         // Templates have the special tokens in them.
-        let tokens = self.tokens(&prompt, false)?;
+        let tokens = self.tokens(prompt, false)?;
         let bos = self.bos.filter(|bos| self.begins_chats && tokens.first() != Some(bos));
         Ok(bos.into_iter().chain(tokens).collect())
     }

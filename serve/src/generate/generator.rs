@@ -72,8 +72,9 @@ impl Generator {
             }
             Prompt::Tokens(tokens) => tokens,
             Prompt::Chat(conversation) => {
-                self.check_bytes(&self.text.prompt(&conversation)?)?;
-                self.text.encode_chat(&conversation)?
+                let prompt = self.text.prompt(&conversation)?;
+                self.check_bytes(&prompt)?;
+                self.text.encode_prompt(&prompt)?
             }
         })
     }
