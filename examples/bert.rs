@@ -15,6 +15,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use opara_examples::{exit_code, Model, Options, Show, Tokenizer, Tokens};
 use opara_models::bert::{BertModel, Config, HiddenAct};
+use opara_weights::Loaded;
 
 const SENTENCES: [&str; 6] = [
     "A cat sleeps on the warm windowsill.",
@@ -86,14 +87,15 @@ fn run() -> Result<()> {
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
-    let config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
+    let config = options.config(checkpoint.as_ref(), Config::of_checkpoint, || args.size.config())?;
     let positions = config.max_position_embeddings;
     let seq_len = args.seq_len.unwrap_or(positions.min(SEQ_LEN));
     ensure!(seq_len <= positions, "--seq-len {seq_len} is more than the model's {positions}");
     let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, seq_len)?;
 
     let native = args.native || device.is_cpu();
-    let model = options.load(checkpoint.as_ref(), &device, |vb| load(native, vb, &config))?;
+    let check = |loaded: &Loaded| loaded.check(BertModel::is_head);
+    let model = options.load(checkpoint.as_ref(), &device, |vb| load(native, vb, &config), check)?;
 
     let sentences: Vec<&str> = match args.sentences.as_slice() {
         [] => SENTENCES.to_vec(),

@@ -16,6 +16,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use opara_examples::{check_writable, exit_code, Categories, Model, Options, Show};
 use opara_models::deepfm::{Config, DeepFm};
+use opara_weights::{Checkpoint, Loaded};
 
 /// Predicts clicks with DeepFM.
 #[derive(Parser)]
@@ -58,8 +59,9 @@ fn run() -> Result<()> {
     let device = options.device();
     let checkpoint = options.checkpoint()?;
     let default = || Config { field_sizes: vec![args.ids; table.columns().len()], ..Config::criteo() };
-    let config = options.config(checkpoint.as_ref(), default)?;
-    let model = Model::of(options.load(checkpoint.as_ref(), &device, |vb| DeepFm::load(vb, &config))?);
+    let config = options.config(checkpoint.as_ref(), Checkpoint::config, default)?;
+    let check = |loaded: &Loaded| loaded.check(|_| false);
+    let model = Model::of(options.load(checkpoint.as_ref(), &device, |vb| DeepFm::load(vb, &config), check)?);
 
     // All batches are filled up to one size, so that one schedule fits all.
     let batch = |start: usize| -> Result<Tensor> {

@@ -89,7 +89,7 @@ fn run() -> Result<()> {
 
     let device = options.device();
     let checkpoint = options.checkpoint()?;
-    let mut config: Config = options.config(checkpoint.as_ref(), || args.size.config())?;
+    let mut config = options.config(checkpoint.as_ref(), Config::of_checkpoint, || args.size.config())?;
     for (option, tokens) in [("--seq-len", args.seq_len), ("--max-tokens", args.max_tokens)] {
         let bytes = score_bytes(options.batch, config.num_heads, tokens);
         ensure!(
@@ -102,7 +102,8 @@ fn run() -> Result<()> {
     let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
     // A relative bias does not limit the number of positions.
     config.n_positions = config.n_positions.max(args.seq_len).max(args.max_tokens);
-    let model = Arc::new(options.load(checkpoint.as_ref(), &device, |vb| T5::load(vb, &config))?);
+    let model = options.load(checkpoint.as_ref(), &device, |vb| T5::load(vb, &config), T5::check)?;
+    let model = Arc::new(model);
 
     let texts: Vec<&str> = match args.texts.as_slice() {
         [] => TEXTS.to_vec(),

@@ -71,11 +71,12 @@ impl Classify {
         };
         let checkpoint = options.checkpoint()?;
         let config = config_of(checkpoint.as_ref())?;
-        let model = options.load(checkpoint.as_ref(), &device, |vb| {
+        let load = |vb: VarBuilder<'static>| {
             let classes = || vb.get_unchecked(bias).and_then(|bias| bias.dim(0)).unwrap_or(labels().count());
             let config = config.unwrap_or_else(|| default(classes()));
             load(vb, config)
-        })?;
+        };
+        let model = options.load(checkpoint.as_ref(), &device, load, |loaded| loaded.check(is_auxiliary))?;
         let pretrained = config_of::<Pretrained>(checkpoint.as_ref())?.and_then(|config| config.pretrained_cfg);
         let preprocess = pretrained.unwrap_or(usual);
 
@@ -96,6 +97,11 @@ fn config_of<C: DeserializeOwned>(checkpoint: Option<&Checkpoint>) -> Result<Opt
         Err(WeightsError::MissingFile { .. }) => Ok(None),
         config => Ok(config?),
     }
+}
+
+/// Is this the name of a tensor of a classifier that only training uses?
+fn is_auxiliary(name: &str) -> bool {
+    ["aux1.", "aux2.", "AuxLogits."].iter().any(|part| name.starts_with(part))
 }
 
 fn labels() -> impl Iterator<Item = &'static str> {

@@ -13,7 +13,6 @@ mod model;
 mod native;
 mod options;
 mod picture;
-mod surplus;
 mod tokens;
 mod warnings;
 mod writable;

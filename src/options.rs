@@ -7,11 +7,9 @@ use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use opara_candle::{Builder, OparaExecutor, Policy, Report, SpanLabels};
-use opara_weights::Checkpoint;
-use serde::de::DeserializeOwned;
+use opara_weights::{Checkpoint, Loaded, WeightsError};
 use tracing_subscriber::prelude::*;
 
-use crate::surplus::unused;
 use crate::warnings::warnings;
 use crate::Latencies;
 
@@ -56,6 +54,11 @@ pub struct Options {
     /// `tokenizer.json` in its folder are read if they exist. Without a checkpoint the weights are random.
     #[arg(long)]
     pub model: Option<String>,
+
+    /// Load the model though fields of its configuration, its quantization or some of its tensors are not known, and may change
+    /// the answer. Warnings name them.
+    #[arg(long)]
+    pub allow_unread: bool,
 
     /// Seed of random weights.
     #[arg(long, default_value_t = 0)]
@@ -110,21 +113,23 @@ impl Options {
     /// # Errors
     /// A model that does not exist.
     pub fn checkpoint(&self) -> Result<Option<Checkpoint>> {
-        Ok(self.model.as_deref().map(Checkpoint::find).transpose()?)
+        let found = self.model.as_deref().map(Checkpoint::find).transpose()?;
+        Ok(found.map(|checkpoint| checkpoint.allow_unread(self.allow_unread)))
     }
 
-    /// The checkpoint's `config.json`, or `default` without a checkpoint or for a weights file without one in its
-    /// folder.
+    /// The checkpoint's `config.json` as `read` does it, or `default` without a checkpoint or for a weights file without one in
+    /// its folder.
     ///
     /// # Errors
     /// An invalid file.
-    pub fn config<C: DeserializeOwned>(
+    pub fn config<C>(
         &self,
         checkpoint: Option<&Checkpoint>,
+        read: impl FnOnce(&Checkpoint) -> Result<C, WeightsError>,
         default: impl FnOnce() -> C,
     ) -> Result<C> {
         match checkpoint {
-            Some(checkpoint) if checkpoint.config_path().is_some() => Ok(checkpoint.config()?),
+            Some(checkpoint) if checkpoint.config_path().is_some() => Ok(read(checkpoint)?),
             Some(_) => {
                 eprintln!("there is no config.json in the folder of the weights file: the options select the model");
                 Ok(default())
@@ -133,17 +138,17 @@ impl Options {
         }
     }
 
-    /// Loads a model with the checkpoint's weights, or with random ones from the seed. Prints on stderr which, and the
-    /// checkpoint's tensors that the model does not use. A configuration with fewer layers than were trained shows
-    /// there.
+    /// Loads a model with the checkpoint's weights, or with random ones from the seed, and prints on stderr which. `check` refuses
+    /// tensors of the checkpoint that the model does not read: a configuration with fewer layers than were trained shows there.
     ///
     /// # Errors
-    /// An invalid file, or a model that the files do not fit.
+    /// An invalid file, a model that the files do not fit, or tensors that are refused.
     pub fn load<M>(
         &self,
         checkpoint: Option<&Checkpoint>,
         device: &Device,
         load: impl FnOnce(VarBuilder<'static>) -> candle::Result<M>,
+        check: impl FnOnce(&Loaded) -> Result<(), WeightsError>,
     ) -> Result<M> {
         let Some(checkpoint) = checkpoint else {
             eprintln!("weights are random (seed {}): results mean nothing without --model", self.seed);
@@ -158,9 +163,7 @@ impl Options {
                     .into()
             }
         })?;
-        if let Some(unused) = unused(&loaded.surplus()) {
-            eprintln!("{unused}");
-        }
+        check(&loaded)?;
         Ok(model)
     }
 

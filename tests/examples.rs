@@ -47,7 +47,7 @@ fn bert_and_t5_accept_a_weights_file() -> Result<()> {
         let file = file.to_str().context("a path of UTF-8")?;
         let told = stderr(&example(name, &[&SHORT[..], &["--model", file]].concat())?.success());
         assert!(told.contains("no config.json in the folder of the weights file"), "{told}");
-        assert!(!told.contains("does not use"), "{told}");
+        assert!(!told.contains("does not read"), "{told}");
         // A model of another size than the file.
         let misfit = example(name, &["--cpu", "--model", file])?.code(1);
         assert!(stderr(&misfit).contains("the weights do not fit this model"), "{}", stderr(&misfit));
@@ -73,16 +73,19 @@ fn config_and_tokenizer_beside_a_weights_file_are_read() -> Result<()> {
 }
 
 #[test]
-fn unused_tensors_of_a_checkpoint_are_reported() -> Result<()> {
+fn tensors_that_a_model_does_not_read_are_refused() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("bert.safetensors");
     let tiny = opara_models::bert::Config::tiny();
     let more = opara_models::bert::Config { num_hidden_layers: tiny.num_hidden_layers + 1, ..tiny.clone() };
     save(&file, |vb| opara_models::bert::BertModel::load(vb, &more))?;
     let file = file.to_str().context("a path of UTF-8")?;
-    let told = stderr(&example("bert", &[&SHORT[..], &["--model", file]].concat())?.success());
-    let layer = format!("encoder.layer.{} (16)", tiny.num_hidden_layers);
-    assert!(told.contains("the model does not use 16 tensors of the checkpoint") && told.contains(&layer), "{told}");
+    let given = [&SHORT[..], &["--model", file]].concat();
+    let layer = format!("encoder.layer.{}.", tiny.num_hidden_layers);
+    let told = stderr(&example("bert", &given)?.code(1));
+    assert!(told.contains("does not read 16 of the tensors") && told.contains(&layer), "{told}");
+    let told = stderr(&example("bert", &[&given[..], &["--allow-unread"]].concat())?.success());
+    assert!(told.contains("does not read 16 of the tensors") && told.contains(&layer), "{told}");
     Ok(())
 }
 

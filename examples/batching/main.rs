@@ -79,7 +79,7 @@ fn run() -> Result<()> {
     let context = 2 * args.longest;
     config.fits(args.slots, context, options.dtype(), &device)?;
     let load = |vb| Decoder::load(vb, &config, context).map_err(candle::Error::wrap);
-    let model = Arc::new(options.load(None, &device, load)?);
+    let model = Arc::new(options.load(None, &device, load, |_| Ok(()))?);
     let start = Instant::now();
     let mut scheduler = Scheduler::new(model, args.slots, Some(&options.builder()))?;
     writeln!(out, "graphs built in {:.1} s", start.elapsed().as_secs_f64())?;

@@ -1,11 +1,11 @@
 //! The source of a model: configuration, weights and tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{ensure, Result};
 use candle::Device;
-use opara_models::decoder::{Config, Decoder, Message, Pieces, Text};
-use opara_weights::Checkpoint;
+use opara_models::decoder::{Config, Decoder, GgufFile, Message, Pieces, Text};
+use opara_weights::{Checkpoint, Loaded};
 
 use crate::Args;
 
@@ -14,7 +14,7 @@ pub enum Source {
     /// A folder, a file of safetensors, or an id on the hub.
     Checkpoint { checkpoint: Box<Checkpoint>, config: Config, text: Text },
     /// A GGUF file.
-    Gguf { path: PathBuf, config: Config, text: Text },
+    Gguf { file: GgufFile, config: Config, text: Text },
     /// Random weights.
     Random(Config),
 }
@@ -28,12 +28,12 @@ impl Source {
         };
         let path = Path::new(model);
         if path.extension().is_some_and(|extension| extension == "gguf") {
-            let config = Config::of_gguf(path)?;
-            let text = Text::of_gguf(path)?;
+            let file = GgufFile::from(path).allow_unread(args.options.allow_unread);
+            let (config, text) = (Config::of_gguf(file.clone())?, Text::of_gguf(path)?);
             text.check_vocabulary(config.vocab)?;
-            return Ok(Self::Gguf { config, text, path: path.into() });
+            return Ok(Self::Gguf { config, text, file });
         }
-        let checkpoint = Checkpoint::find(model)?;
+        let checkpoint = Checkpoint::find(model)?.allow_unread(args.options.allow_unread);
         let config = Config::of_checkpoint(&checkpoint)?;
         let text = Text::of_checkpoint(&checkpoint)?;
         text.check_vocabulary(config.vocab)?;
@@ -78,21 +78,24 @@ impl Source {
     pub fn load(&self, args: &Args, context: usize, device: &Device) -> Result<Decoder> {
         let options = &args.options;
         let (config, dtype) = (self.config(), options.dtype());
-        if let Self::Gguf { path, .. } = self {
-            ensure!(args.quantize.is_none(), "{} is quantised already: leave --quantize out", path.display());
-            return Ok(Decoder::load_gguf(path, dtype, device, options.batch, context)?);
+        if let Self::Gguf { file, .. } = self {
+            let path = options.model.as_deref().unwrap_or_default();
+            ensure!(args.quantize.is_none(), "{path} is quantised already: leave --quantize out");
+            return Ok(Decoder::load_gguf(file.clone(), dtype, device, options.batch, context)?);
         }
         let checkpoint = match self {
             Self::Checkpoint { checkpoint, .. } => Some(&**checkpoint),
             _ => None,
         };
+        let check = |loaded: &Loaded| config.check_read(loaded);
         if let Some(to) = args.quantize() {
             let load =
                 |vb| Decoder::load_quantized(vb, config, to, options.batch, context).map_err(candle::Error::wrap);
-            return options.load(checkpoint, device, load);
+            return options.load(checkpoint, device, load, check);
         }
         config.fits(options.batch, context, dtype, device)?;
-        options.load(checkpoint, device, |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap))
+        let load = |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap);
+        options.load(checkpoint, device, load, check)
     }
 
     /// A function from one token to its text, and from none to what is held back at the end; without a tokenizer, to its number.

@@ -14,6 +14,21 @@ mod config;
 
 pub use config::{Config, HiddenAct};
 
+/// A layer norm, whose tensors were called `gamma` and `beta` before 2019.
+fn norm(config: &Config, vb: VarBuilder) -> Result<LayerNorm> {
+    let is_old = !vb.contains_tensor("weight") && vb.contains_tensor("gamma");
+    let vb = match is_old {
+        true => {
+            let old = |name: &str| {
+                name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            };
+            vb.root().rename_f(old).pp(vb.prefix())
+        }
+        false => vb,
+    };
+    layer_norm(config.hidden_size, config.layer_norm_eps, vb)
+}
+
 /// The sum of word, position and token type embeddings.
 struct Embeddings {
     word: Embedding,
@@ -32,7 +47,7 @@ impl Embeddings {
             word: embedding(config.vocab_size, hidden, vb.pp("word_embeddings"))?,
             token_type: embedding(config.type_vocab_size, hidden, vb.pp("token_type_embeddings"))?,
             position: vb.pp("position_embeddings").get_with_hints(positions, "weight", init)?,
-            norm: layer_norm(hidden, config.layer_norm_eps, vb.pp("LayerNorm"))?,
+            norm: norm(config, vb.pp("LayerNorm"))?,
         })
     }
 
@@ -59,7 +74,7 @@ impl Output {
     fn load(input: usize, config: &Config, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             dense: linear(input, config.hidden_size, vb.pp("dense"))?.packed()?,
-            norm: layer_norm(config.hidden_size, config.layer_norm_eps, vb.pp("LayerNorm"))?,
+            norm: norm(config, vb.pp("LayerNorm"))?,
         })
     }
 
@@ -144,6 +159,14 @@ pub struct BertModel {
 }
 
 impl BertModel {
+    /// Is this the name of a tensor of the pooler or of a head for training, on which the encoder's results do not depend?
+    pub fn is_head(name: &str) -> bool {
+        let name = name.strip_prefix("bert.").unwrap_or(name);
+        name.starts_with("pooler.dense.")
+            || name.starts_with("cls.predictions.")
+            || name.starts_with("cls.seq_relationship.")
+    }
+
     /// Loads the tensors below `vb`, whose names may start with `bert.`.
     ///
     /// # Errors

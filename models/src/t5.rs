@@ -11,6 +11,7 @@ use candle::{bail, Module, Result, Tensor};
 use candle_nn::{Init, VarBuilder};
 use opara_candle::nn::{Linear, RmsNorm};
 use opara_candle::{ops, scope};
+use opara_weights::{Loaded, WeightsError};
 
 mod bias;
 mod config;
@@ -180,7 +181,24 @@ pub struct T5 {
     config: Config,
 }
 
+/// Does a tensor repeat the table of embeddings, or is it one that transformers drops, too?
+fn is_copy(loaded: &Loaded, name: &str) -> bool {
+    const TABLES: [&str; 3] = ["shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight"];
+    // T5's first checkpoints have a bias more than the model.
+    let is_table = name == "lm_head.weight" || TABLES.contains(&name);
+    name == "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+        || is_table && TABLES.iter().any(|table| *table != name && matches!(loaded.is_copy(name, table), Ok(true)))
+}
+
 impl T5 {
+    /// Refuses tensors of a checkpoint that the model, once loaded, has not read.
+    ///
+    /// # Errors
+    /// [`WeightsError::UnreadTensors`].
+    pub fn check(loaded: &Loaded) -> std::result::Result<(), WeightsError> {
+        loaded.check(|name| is_copy(loaded, name))
+    }
+
     /// Loads the tensors below `vb`.
     ///
     /// # Errors

@@ -8,12 +8,14 @@ use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use serde::de::DeserializeOwned;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::lfs;
 use crate::loaded::Loaded;
 use crate::part::Part;
+use crate::quantization::Quantization;
 use crate::source::Source;
-use crate::WeightsError;
+use crate::{Unread, WeightsError};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
@@ -41,6 +43,7 @@ pub struct Checkpoint {
     /// The file that lists the tensors: the only weights file, or the index of several.
     pub(crate) listing: PathBuf,
     pub(crate) parts: Vec<Part>,
+    unread: Unread,
 }
 
 /// The contents of an index of several weights files.
@@ -70,6 +73,7 @@ impl Checkpoint {
                 tokenizer: beside(TOKENIZER),
                 listing: path.to_path_buf(),
                 parts: vec![part],
+                unread: Unread::default(),
             });
         }
         let source = Source::of(model)?;
@@ -106,7 +110,20 @@ impl Checkpoint {
             Err(WeightsError::Hub { .. } | WeightsError::HubSilent { .. }) => None,
             found => found?,
         };
-        Self::check_lfs(Self { model: model.to_owned(), config: Some(config), tokenizer, listing, parts })
+        let (model, config, unread) = (model.to_owned(), Some(config), Unread::default());
+        Self::check_lfs(Self { model, config, tokenizer, listing, parts, unread })
+    }
+
+    /// Whether a model is loaded from this checkpoint though parts of it are not known and may change the answer: fields of the
+    /// configuration, a quantization, tensors. Warnings name them then. Without this, errors do.
+    pub fn allow_unread(mut self, is_allowed: bool) -> Self {
+        self.unread = Unread::allowed(is_allowed);
+        self
+    }
+
+    /// What becomes of parts that are not known.
+    pub fn unread(&self) -> Unread {
+        self.unread
     }
 
     /// Checks that no file is a Git LFS pointer.
@@ -136,14 +153,23 @@ impl Checkpoint {
     /// Loads the model's weights as tensors of `dtype` on `device`.
     ///
     /// Only the files' headers are read here and validated against the file sizes. Each tensor is read when the model
-    /// requests it. Floats of another dtype are converted to the requested one; all other dtypes must match exactly.
+    /// requests it. Floats of another dtype are converted to the requested one; all other dtypes must match exactly. 8-bit floats
+    /// are multiplied with their scales, which stand beside them by the names `weight_scale_inv` or `weight_scale`.
+    ///
+    /// # Errors
+    /// Files that cannot be read or are not sound; [`WeightsError::Quantization`].
     pub fn weights(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, WeightsError> {
         Ok(self.load(dtype, device)?.vb)
     }
 
     /// Like [`weights`](Self::weights), and tracks which tensors were requested.
+    ///
+    /// # Errors
+    /// Those of [`weights`](Self::weights).
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Loaded, WeightsError> {
-        Loaded::new(&self.parts, &self.listing, dtype, device)
+        let config = self.config_path().map(read_json::<Value>).transpose()?;
+        let quantization = config.map(|config| Quantization::of(&config, self.unread)).transpose()?.flatten();
+        Loaded::new(&self.parts, &self.listing, quantization, self.unread, dtype, device)
     }
 }
 

@@ -92,6 +92,65 @@ pub enum WeightsError {
         source: serde_json::Error,
     },
 
+    /// A configuration lacks a field, or a field has a value that no model can have.
+    #[error("the configuration is not sound: {reason}")]
+    Config {
+        /// The field, and the reason.
+        reason: String,
+    },
+
+    /// A configuration has fields that nothing here reads, and that may change the model's answer.
+    #[error(
+        "the configuration has {}, which {} not known here and may change the answer: use another checkpoint, or leave the \
+         model's meaning to your own judgement with --allow-unread (`Checkpoint::allow_unread`)",
+        fields.join(", "),
+        if fields.len() == 1 { "is" } else { "are" }
+    )]
+    UnreadFields {
+        /// Names and values.
+        fields: Vec<String>,
+    },
+
+    /// A configuration describes quantised weights that cannot be read.
+    #[error(
+        "`{field}` of the configuration says {method}, which {reason}. Read are 8-bit floats (fp8, fbgemm_fp8, and \
+         compressed-tensors of format float-quantized): use such a checkpoint, one of 16-bit floats, or a GGUF file"
+    )]
+    Quantization {
+        /// The field of the configuration.
+        field: String,
+        /// The method of quantization.
+        method: String,
+        /// Why it cannot be read.
+        reason: String,
+    },
+
+    /// A quantised tensor lacks its scale, or the scale does not fit it.
+    #[error("tensor `{name}` in {} is quantised, and {reason}", file.display())]
+    Scale {
+        /// The tensor's full name.
+        name: String,
+        /// The weights file.
+        file: PathBuf,
+        /// The scale, and the reason.
+        reason: String,
+    },
+
+    /// A checkpoint has tensors that the model does not read, and that may change its answer.
+    #[error(
+        "the model does not read {} of the tensors in {}, which may change the answer: {}. Use a checkpoint of this \
+         architecture, or load it without them with --allow-unread (`Checkpoint::allow_unread`)",
+        names.len(),
+        file.display(),
+        listed(names)
+    )]
+    UnreadTensors {
+        /// The weights file, or the index of the shards.
+        file: PathBuf,
+        /// The tensors' full names.
+        names: Vec<String>,
+    },
+
     /// A weights file is inconsistent: it is truncated, or its header is wrong.
     #[error("{} is not a valid weights file: {reason}", path.display())]
     Malformed {
@@ -162,6 +221,16 @@ pub enum WeightsError {
         /// The tensor's full name.
         name: String,
     },
+}
+
+/// The first names of a list, and the number of the others.
+fn listed(names: &[String]) -> String {
+    const LISTED: usize = 8;
+    let first = names.iter().take(LISTED).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => first,
+        others => format!("{first} and {others} others"),
+    }
 }
 
 /// Includes all causes in the message, because candle keeps only a message.

@@ -11,16 +11,22 @@
 
 mod checkpoint;
 mod error;
+mod fields;
 mod format;
 mod lfs;
 mod loaded;
 mod part;
+mod quantization;
+mod scale;
 mod seeded;
 mod shard;
 mod source;
 mod timeout;
+mod unread;
 
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
+pub use fields::{Fields, Harmless, TRANSFORMERS};
 pub use loaded::Loaded;
 pub use seeded::{seeded, seeded_with_gain};
+pub use unread::Unread;

@@ -7,20 +7,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use candle::{DType, Device, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
+use safetensors::Dtype;
 
 use crate::part::Part;
+use crate::quantization::Quantization;
+use crate::scale::{OF_ACTIVATIONS, SUFFIXES};
 use crate::shard::Shard;
+use crate::unread::{is_buffer, Unread};
 use crate::WeightsError;
 
 /// A checkpoint's weights, with a record of the tensors not yet requested.
 pub struct Loaded {
     /// Hands out the tensors to a model.
     pub vb: VarBuilder<'static>,
-    unrequested: Unrequested,
+    tensors: Arc<Tensors>,
+    unread: Unread,
 }
 
 impl Loaded {
-    pub(crate) fn new(parts: &[Part], listing: &Path, dtype: DType, device: &Device) -> Result<Self, WeightsError> {
+    pub(crate) fn new(
+        parts: &[Part],
+        listing: &Path,
+        quantization: Option<Quantization>,
+        unread: Unread,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self, WeightsError> {
         let mut shards = Vec::with_capacity(parts.len());
         let mut shard_of = HashMap::new();
         for part in parts {
@@ -31,31 +43,42 @@ impl Loaded {
             }
             shards.push(shard);
         }
-        let unrequested = Unrequested::new(shard_of.keys().cloned());
-        let tensors = Tensors { shards, shard_of, listing: listing.to_path_buf(), unrequested: unrequested.clone() };
-        Ok(Self { vb: VarBuilder::from_backend(Box::new(tensors), dtype, device.clone()), unrequested })
+        let unrequested = Mutex::new(shard_of.keys().cloned().collect());
+        let tensors = Tensors { shards, shard_of, listing: listing.to_path_buf(), quantization, unrequested };
+        let tensors = Arc::new(tensors);
+        let vb = VarBuilder::from_backend(Box::new(Shared(tensors.clone())), dtype, device.clone());
+        Ok(Self { vb, tensors, unread })
     }
 
     /// The tensors that were not requested so far, sorted by name. Once the model is built, these are the tensors that
     /// it does not use.
     pub fn surplus(&self) -> Vec<String> {
-        self.unrequested.names().iter().cloned().collect()
-    }
-}
-
-/// The names of the tensors not yet requested. Clones share one set, because the `VarBuilder` takes ownership of its
-/// backend.
-#[derive(Clone)]
-struct Unrequested(Arc<Mutex<BTreeSet<String>>>);
-
-impl Unrequested {
-    fn new(names: impl Iterator<Item = String>) -> Self {
-        Self(Arc::new(Mutex::new(names.collect())))
+        self.tensors.unrequested().iter().cloned().collect()
     }
 
-    fn names(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        // No operation under this lock can leave the set inconsistent, so poisoning is ignored.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Refuses tensors that were not requested by now, unless `is_harmless` says of the name that the model's answer does not depend
+    /// on the tensor. Names of buffers that every model computes itself (`position_ids`, `rotary_emb.inv_freq`, ..) are harmless.
+    ///
+    /// # Errors
+    /// [`WeightsError::UnreadTensors`]; a warning instead, where [`Checkpoint::allow_unread`](crate::Checkpoint::allow_unread) was
+    /// set.
+    pub fn check(&self, is_harmless: impl Fn(&str) -> bool) -> Result<(), WeightsError> {
+        let names: Vec<_> = self.surplus().into_iter().filter(|name| !is_buffer(name) && !is_harmless(name)).collect();
+        match names.is_empty() {
+            true => Ok(()),
+            false => self.unread.report(WeightsError::UnreadTensors { file: self.tensors.listing.clone(), names }),
+        }
+    }
+
+    /// Are both tensors there, with the same shape and the same bits? A tied head may be stored beside the table of embeddings.
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn is_copy(&self, name: &str, of: &str) -> Result<bool, WeightsError> {
+        match (self.tensors.shard(name), self.tensors.shard(of)) {
+            (Some(one), Some(two)) => one.is_same(name, (of, two)),
+            _ => Ok(false),
+        }
     }
 }
 
@@ -65,29 +88,71 @@ struct Tensors {
     /// The index in `shards` of the shard that has the tensor.
     shard_of: HashMap<String, usize>,
     listing: PathBuf,
-    unrequested: Unrequested,
+    quantization: Option<Quantization>,
+    /// The names of the tensors not yet requested.
+    unrequested: Mutex<BTreeSet<String>>,
 }
 
 impl Tensors {
+    fn unrequested(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        // No operation under this lock can leave the set inconsistent, so poisoning is ignored.
+        self.unrequested.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn shard(&self, name: &str) -> Option<&Shard> {
+        self.shard_of.get(name).map(|shard| &self.shards[*shard])
+    }
+
     fn read(&self, name: &str, shape: Option<&Shape>, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let Some(shard) = self.shard_of.get(name) else {
+        let Some(shard) = self.shard(name) else {
             return Err(WeightsError::MissingTensor { name: name.to_owned(), file: self.listing.clone() }.into());
         };
-        self.unrequested.names().remove(name);
-        Ok(self.shards[*shard].read(name, shape, dtype, device)?)
+        self.unrequested().remove(name);
+        if shard.entry(name)?.dtype != Dtype::F8_E4M3 {
+            return Ok(shard.read(name, shape, dtype, device)?);
+        }
+        let scale = SUFFIXES.map(|suffix| format!("{name}{suffix}"));
+        let found = scale.iter().find_map(|scale| Some((scale.as_str(), self.shard(scale)?)));
+        let Some(scale) = found else {
+            return match self.quantization {
+                // A file of 8-bit floats that were rounded and not scaled.
+                None => Ok(shard.read(name, shape, dtype, device)?),
+                Some(_) => {
+                    Err(shard.unscaled(name, format!("neither `{}` nor `{}` is there", scale[0], scale[1])).into())
+                }
+            };
+        };
+        self.forget_scales(name, scale.0);
+        Ok(shard.read_scaled(name, shape, scale, self.quantization.unwrap_or_default(), (dtype, device))?)
+    }
+
+    /// Takes the scales of a weight as requested.
+    fn forget_scales(&self, name: &str, scale: &str) {
+        let mut unrequested = self.unrequested();
+        unrequested.remove(scale);
+        let Some(layer) = name.strip_suffix("weight") else { return };
+        // Those of a cache stand beside the products.
+        let attention = layer.trim_end_matches('.').rsplit_once('.').map_or("", |(attention, _)| attention);
+        for of in OF_ACTIVATIONS {
+            unrequested.remove(&format!("{layer}{of}"));
+            unrequested.remove(&format!("{attention}.{of}"));
+        }
     }
 }
 
-impl SimpleBackend for Tensors {
+/// A `VarBuilder` takes ownership of its backend.
+struct Shared(Arc<Tensors>);
+
+impl SimpleBackend for Shared {
     fn get(&self, shape: Shape, name: &str, _: Init, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        self.read(name, Some(&shape), dtype, device)
+        self.0.read(name, Some(&shape), dtype, device)
     }
 
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        self.read(name, None, dtype, device)
+        self.0.read(name, None, dtype, device)
     }
 
     fn contains_tensor(&self, name: &str) -> bool {
-        self.shard_of.contains_key(name)
+        self.0.shard_of.contains_key(name)
     }
 }

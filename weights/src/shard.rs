@@ -1,12 +1,15 @@
 //! Reading of one weights file.
 
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Layout, Shape, Tensor};
+use safetensors::Dtype;
 
 use crate::format::{self, Entries, Entry};
+use crate::quantization::Quantization;
+use crate::scale;
 use crate::WeightsError;
 
 /// A weights file whose entries were validated against the file size.
@@ -63,34 +66,105 @@ impl Shard {
                 found: entry.dtype,
                 wanted: dtype,
             })?;
-        let bytes = self.elements(entry).map_err(|source| WeightsError::Read { path: self.path.clone(), source })?;
-        // Converted before the transfer: not every device supports every conversion, and this way all devices get the
-        // same bits.
-        Tensor::from_raw_buffer(&bytes, found, entry.layout.dims(), &Device::Cpu)
+        let bytes = self.bytes(entry)?;
+        let placed = Tensor::from_raw_buffer(&bytes, found, entry.layout.dims(), &Device::Cpu)
             .and_then(|tensor| match found {
                 // candle 0.11 hangs when it converts F8E4M3 to f64 directly.
                 DType::F8E4M3 => tensor.to_dtype(DType::F32),
                 _ => Ok(tensor),
             })
-            .and_then(|tensor| tensor.to_dtype(dtype)?.to_device(device))
-            .map_err(|source| WeightsError::Place {
-                name: name.to_owned(),
-                file: self.path.clone(),
-                source: Box::new(source),
-            })
+            .and_then(|tensor| place(&tensor, dtype, device));
+        placed.map_err(|source| self.misplaced(name, source))
+    }
+
+    /// Reads a scale of quantised weights in f32.
+    fn scale(&self, name: &str) -> Result<Tensor, WeightsError> {
+        let entry = self.entry(name)?;
+        if entry.dtype != Dtype::F8_E8M0 {
+            return self.read(name, None, DType::F32, &Device::Cpu);
+        }
+        // Eight bits of exponent: powers of two from -127 on, and the last is no number.
+        let powers = self.bytes(entry)?.into_iter().map(|exponent| match exponent {
+            u8::MAX => f32::NAN,
+            exponent => (f32::from(exponent) - 127.).exp2(),
+        });
+        let scale = Tensor::from_vec(powers.collect(), entry.layout.dims(), &Device::Cpu);
+        scale.map_err(|source| self.misplaced(name, source))
+    }
+
+    /// Reads quantised tensor `name` times its scale, which may be in another file.
+    pub(crate) fn read_scaled(
+        &self,
+        name: &str,
+        shape: Option<&Shape>,
+        (scale, of): (&str, &Self),
+        quantization: Quantization,
+        (dtype, device): (DType, &Device),
+    ) -> Result<Tensor, WeightsError> {
+        let weight = self.read(name, shape, DType::F32, &Device::Cpu)?;
+        let scaled = scale::scaled(&weight, &of.scale(scale)?, quantization);
+        let scaled = scaled.map_err(|reason| self.unscaled(name, format!("`{scale}`: {reason}")))?;
+        place(&scaled, dtype, device).map_err(|source| self.misplaced(name, source))
+    }
+
+    /// An error about the scale of tensor `name`.
+    pub(crate) fn unscaled(&self, name: &str, reason: String) -> WeightsError {
+        WeightsError::Scale { name: name.to_owned(), file: self.path.clone(), reason }
+    }
+
+    fn misplaced(&self, name: &str, source: candle::Error) -> WeightsError {
+        WeightsError::Place { name: name.to_owned(), file: self.path.clone(), source: Box::new(source) }
+    }
+
+    /// Do two tensors of two files have the same shape and the same bits?
+    pub(crate) fn is_same(&self, name: &str, other: (&str, &Self)) -> Result<bool, WeightsError> {
+        let (one, two) = (self.entry(name)?, other.1.entry(other.0)?);
+        if one.dtype != two.dtype || one.layout.dims() != two.layout.dims() {
+            return Ok(false);
+        }
+        if !one.layout.is_contiguous() || !two.layout.is_contiguous() {
+            return Ok(self.bytes(one)? == other.1.bytes(two)?);
+        }
+        let same = || -> io::Result<bool> {
+            let (mut left, mut right) = (self.reader(one)?, other.1.reader(two)?);
+            loop {
+                let (a, b) = (left.fill_buf()?, right.fill_buf()?);
+                let length = a.len().min(b.len());
+                if length == 0 || a[..length] != b[..length] {
+                    return Ok(a.is_empty() && b.is_empty());
+                }
+                left.consume(length);
+                right.consume(length);
+            }
+        };
+        same().map_err(|source| WeightsError::Read { path: self.path.clone(), source })
+    }
+
+    fn bytes(&self, entry: &Entry) -> Result<Vec<u8>, WeightsError> {
+        self.elements(entry).map_err(|source| WeightsError::Read { path: self.path.clone(), source })
+    }
+
+    /// The bytes of a tensor as they lie in the file.
+    fn reader(&self, entry: &Entry) -> io::Result<impl BufRead> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(entry.bytes.start))?;
+        Ok(BufReader::with_capacity(1 << 20, file).take(entry.bytes.end - entry.bytes.start))
     }
 
     /// Reads the bytes of a tensor's elements in row-major order.
     fn elements(&self, entry: &Entry) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; (entry.bytes.end - entry.bytes.start) as usize];
-        let mut file = File::open(&self.path)?;
-        file.seek(SeekFrom::Start(entry.bytes.start))?;
-        file.read_exact(&mut bytes)?;
+        self.reader(entry)?.read_exact(&mut bytes)?;
         if entry.layout.is_contiguous() {
             return Ok(bytes);
         }
         Ok(row_major(&bytes, &entry.layout, entry.dtype.bitsize() / 8))
     }
+}
+
+/// Converts before the transfer: not every device supports every conversion, and this way all devices get the same bits.
+fn place(tensor: &Tensor, dtype: DType, device: &Device) -> candle::Result<Tensor> {
+    tensor.to_dtype(dtype)?.to_device(device)
 }
 
 /// Gathers elements of `width` bytes, laid out in `bytes` by `layout`, in row-major order.

@@ -1,6 +1,7 @@
 //! What a checkpoint's `config.json` says, in one form for all architectures.
 
 use opara_candle::ops::Activation;
+use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
 use serde_json::Value;
 
 use super::architecture::Architecture;
@@ -77,78 +78,87 @@ pub struct Config {
     pub eos: Vec<u32>,
 }
 
-/// Fields of a JSON object.
-#[derive(Clone, Copy)]
-struct Fields<'a>(&'a Value);
+/// Fields of decoders that change no answer.
+const HARMLESS: Harmless = Harmless {
+    names: &[
+        // Attention of later tokens is hidden in every decoder.
+        "is_decoder",
+        "is_llama_config",
+        // The layers say it in `layer_types`, or in fields that are read.
+        "_sliding_window_pattern",
+        // Limits that `max_position_embeddings` says, too.
+        "max_sequence_length",
+        "model_max_length",
+        // Of pictures, which a text does not have.
+        "boi_token_index",
+        "boi_token_id",
+        "eoi_token_index",
+        "eoi_token_id",
+        "image_token_index",
+        "image_token_id",
+        "mm_tokens_per_image",
+        "vision_config",
+    ],
+    neutral: &[
+        ("attn_logit_softcapping", "0"),
+        ("embedding_multiplier", "1"),
+        ("full_attn_mod", "1"),
+        ("interpolate_factor", "1"),
+        ("is_causal", "true"),
+        ("lm_head_bias", "false"),
+        ("logit_scale", "1"),
+        ("logits_scaling", "1"),
+        ("num_experts", "0"),
+        ("num_local_experts", "0"),
+        ("qk_layernorm", "false"),
+        ("residual_multiplier", "1"),
+        ("rope_interleaved", "false"),
+        ("use_bidirectional_attention", "false"),
+        ("use_mrope", "false"),
+        ("use_qk_norm", "false"),
+    ],
+};
 
-impl<'a> Fields<'a> {
-    /// A field that is there and not null.
-    fn get(self, name: &str) -> Option<&'a Value> {
-        self.0.get(name).filter(|value| !value.is_null())
-    }
+/// Fields of `generation_config.json` that forbid or force tokens, whatever a request asks for.
+const FORCED: [&str; 7] = [
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_decoder_ids",
+    "forced_eos_token_id",
+    "sequence_bias",
+    "suppress_tokens",
+];
 
-    fn parsed<T>(self, name: &str, kind: &str, parse: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
-        let wrong = |value: &Value| DecoderError::config(format!("`{name}` is {value}, not {kind}"));
-        self.get(name).map(|value| parse(value).ok_or_else(|| wrong(value))).transpose()
-    }
-
-    /// A number of things, which is never none.
-    fn count(self, name: &str) -> Result<Option<usize>> {
-        self.parsed(name, "a number above 0", |value| value.as_u64().filter(|&n| n > 0).map(|n| n as usize))
-    }
-
-    fn needed(self, name: &str) -> Result<usize> {
-        self.count(name)?.ok_or_else(|| DecoderError::config(format!("`{name}` is missing")))
-    }
-
-    fn number(self, name: &str) -> Result<Option<f64>> {
-        self.parsed(name, "a number", Value::as_f64)
-    }
-
-    fn needed_number(self, name: &str) -> Result<f64> {
-        self.number(name)?.ok_or_else(|| DecoderError::config(format!("`{name}` is missing")))
-    }
-
-    fn flag(self, name: &str) -> Result<Option<bool>> {
-        self.parsed(name, "true or false", Value::as_bool)
-    }
-
-    fn text(self, name: &str) -> Result<Option<&'a str>> {
-        self.parsed(name, "a text", Value::as_str)
-    }
-
-    fn numbers(self, name: &str) -> Result<Option<Vec<f64>>> {
-        self.parsed(name, "a list of numbers", |value| value.as_array()?.iter().map(Value::as_f64).collect())
-    }
-
-    /// Tokens: one, or a list.
-    fn tokens(self, name: &str) -> Result<Vec<u32>> {
-        let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
-        let tokens = self.parsed(name, "a token or a list of tokens", |value| match value {
-            Value::Array(tokens) => tokens.iter().map(token).collect::<Option<Vec<u32>>>(),
-            one => Some(vec![token(one)?]),
-        });
-        Ok(tokens?.unwrap_or_default())
-    }
-}
+/// The most layers that a configuration may name: the deepest models have a hundredth of them.
+const MOST_LAYERS: usize = 1 << 14;
 
 impl Config {
-    /// Reads a checkpoint's `config.json`, as any version of transformers wrote it.
+    /// Reads a checkpoint's `config.json`, as any version of transformers wrote it, and refuses fields that are not known.
     ///
     /// # Errors
-    /// [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`].
+    /// [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`], [`DecoderError::Weights`] for an unknown field or quantization.
     pub fn from_json(json: &Value) -> Result<Self> {
-        let outer = Fields(json);
+        Self::read(json, Unread::Refuse)
+    }
+
+    /// The same, and what becomes of unknown fields.
+    pub(super) fn read(json: &Value, unread: Unread) -> Result<Self> {
+        let outer = Fields::of(json);
         let name = outer.text("model_type")?.ok_or_else(|| DecoderError::config("`model_type` is missing"))?;
         let architecture = Architecture::of(name)?;
         // Gemma 3 of 4B and more has the text model's configuration beside that of pictures.
-        let of = Fields(outer.get("text_config").unwrap_or(json));
+        let inner = outer.inside("text_config")?;
+        let of = inner.as_ref().unwrap_or(&outer);
+        if let Some(kind) = of.text("model_type")?.filter(|kind| Architecture::named(kind) != Some(architecture)) {
+            return Err(of.unsound("model_type", format!("is `{kind}` inside of a `{name}`")).into());
+        }
         let is_gemma = architecture == Architecture::Gemma3;
         // What Gemma's files leave out.
         let or_gemmas = |name: &str, gemmas: usize| match of.count(name)? {
-            Some(count) => Ok(count),
+            Some(count) => Ok::<_, DecoderError>(count),
             None if is_gemma => Ok(gemmas),
-            None => of.needed(name),
+            None => Ok(of.needed(name)?),
         };
 
         let hidden = of.needed("hidden_size")?;
@@ -156,19 +166,28 @@ impl Config {
         let kv_heads = of.count("num_key_value_heads")?.unwrap_or(if is_gemma { 4 } else { heads });
         let head_dim = of.count("head_dim")?.unwrap_or(if is_gemma { 256 } else { hidden / heads });
         let max_positions = or_gemmas("max_position_embeddings", 131_072)?;
-        let rotary = |scope: Rope| rotary_of(of, architecture, head_dim, max_positions, scope);
+        let rotary = |scope: Rope| rotary_of(of, architecture, head_dim, max_positions, scope, unread);
         let rotaries = match is_gemma {
             true => vec![rotary(Rope::Full)?, rotary(Rope::Sliding)?],
             false => vec![rotary(Rope::Only)?],
         };
-        let windows = windows(of, architecture, of.needed("num_hidden_layers")?)?;
+        let layers = of.needed("num_hidden_layers")?;
+        if layers > MOST_LAYERS {
+            return Err(of
+                .unsound("num_hidden_layers", format!("is {layers}: no model has more than {MOST_LAYERS}"))
+                .into());
+        }
+        let windows = windows(of, architecture, layers)?;
         let layer = |window: Option<usize>| LayerConfig { window, rotary: usize::from(is_gemma && window.is_some()) };
         let attention_bias = of.flag("attention_bias")?.unwrap_or(false);
         let attention_scale = match is_gemma {
-            true => of.number("query_pre_attn_scalar")?.unwrap_or(256.).powf(-0.5),
+            true => of.number_in("query_pre_attn_scalar", 1e-6..=1e9)?.unwrap_or(256.).powf(-0.5),
             false => (head_dim as f64).powf(-0.5),
         };
-        let activation = of.text("hidden_activation")?.or(of.text("hidden_act")?);
+        let old = of.text("hidden_act")?;
+        let activation = if is_gemma { of.text("hidden_activation")?.or(old) } else { old };
+        // `tie_word_embeddings` of the whole model counts where the text's says nothing.
+        let (tied, all_tied) = (of.flag("tie_word_embeddings")?, outer.flag("tie_word_embeddings")?);
         let config = Self {
             architecture,
             vocab: or_gemmas("vocab_size", 262_208)?,
@@ -180,7 +199,7 @@ impl Config {
             layers: windows.into_iter().map(layer).collect(),
             rotaries,
             max_positions,
-            eps: of.number("rms_norm_eps")?.unwrap_or(1e-6),
+            eps: of.epsilon("rms_norm_eps")?.unwrap_or(1e-6),
             activation: activation_of(activation.unwrap_or(if is_gemma { "gelu_pytorch_tanh" } else { "silu" }))?,
             qkv_bias: attention_bias || architecture == Architecture::Qwen2,
             output_bias: attention_bias,
@@ -189,20 +208,31 @@ impl Config {
             post_norms: is_gemma,
             one_plus: is_gemma,
             packed: architecture == Architecture::Phi3,
-            tied: of.flag("tie_word_embeddings")?.or(outer.flag("tie_word_embeddings")?).unwrap_or(is_gemma),
+            tied: tied.or(all_tied).unwrap_or(is_gemma),
             embedding_scale: is_gemma.then(|| (hidden as f64).sqrt()),
             attention_scale,
-            logit_cap: of.number("final_logit_softcapping")?,
+            logit_cap: of.number_in("final_logit_softcapping", 1e-6..=1e9)?,
             bos: of.tokens("bos_token_id")?.first().copied(),
             eos: of.tokens("eos_token_id")?,
         };
         config.check()?;
+        let harmless = [TRANSFORMERS, HARMLESS];
+        outer.check(&harmless, unread)?;
+        if let Some(inner) = &inner {
+            inner.check(&harmless, unread)?;
+        }
         Ok(config)
     }
 
-    /// Takes the tokens that end a text from `generation_config.json`, if it names any.
-    pub(super) fn end_as(&mut self, generation: &Value) -> Result<()> {
-        let named = Fields(generation).tokens("eos_token_id")?;
+    /// Takes the tokens that end a text from `generation_config.json`, if it names any. Tokens that it forbids or forces are refused.
+    pub(super) fn end_as(&mut self, generation: &Value, unread: Unread) -> Result<()> {
+        let fields = Fields::of(generation);
+        let forced = FORCED.iter().filter_map(|name| Some(format!("`{name}` ({})", fields.get(name)?)));
+        let forced: Vec<_> = forced.filter(|field| !field.ends_with("([])")).collect();
+        if !forced.is_empty() {
+            unread.report(WeightsError::UnreadFields { fields: forced })?;
+        }
+        let named = fields.tokens("eos_token_id")?;
         if !named.is_empty() {
             self.eos = named;
         }
@@ -212,29 +242,40 @@ impl Config {
     /// Fails on sizes that no model can have.
     pub(super) fn check(&self) -> Result<()> {
         let Self { heads, kv_heads, head_dim, .. } = *self;
+        let named = [
+            ("tokens of the vocabulary", self.vocab),
+            ("elements of a token", self.hidden),
+            ("elements of the feed-forward network", self.intermediate),
+            ("heads", heads),
+            ("heads of keys", kv_heads),
+            ("elements of a head", head_dim),
+            ("layers", self.layers.len()),
+            ("positions", self.max_positions),
+            // Products of what fits cannot overflow 64 bits.
+            (
+                "rows of queries, keys and values",
+                heads.saturating_add(kv_heads.saturating_mul(2)).saturating_mul(head_dim),
+            ),
+        ];
+        if let Some((name, count)) = named.into_iter().find(|(_, count)| *count == 0 || u32::try_from(*count).is_err())
+        {
+            return Err(DecoderError::config(format!("{count} {name}: at least 1 and at most {}", u32::MAX)));
+        }
         if !heads.is_multiple_of(kv_heads) {
             return Err(DecoderError::config(format!("{kv_heads} heads of keys do not divide {heads} of queries")));
         }
-        for Rotary { dim, theta, scaling } in &self.rotaries {
-            if *dim > head_dim || !dim.is_multiple_of(2) || *dim == 0 {
-                return Err(DecoderError::config(format!(
-                    "{dim} elements of a head of {head_dim} cannot turn in pairs"
-                )));
-            }
-            let lists = match scaling {
-                Scaling::Factors(factors) => vec![factors],
-                Scaling::LongRope { short, long, .. } => vec![short, long],
-                _ => Vec::new(),
-            };
-            if let Some(list) = lists.into_iter().find(|list| list.len() != dim / 2) {
-                let reason = format!("{} rotary factors, where {} pairs of elements turn", list.len(), dim / 2);
-                return Err(DecoderError::config(reason));
-            }
-            if !theta.is_finite() || *theta <= 0. {
-                return Err(DecoderError::config(format!("`rope_theta` is {theta}")));
+        let numbers = [
+            ("the epsilon of norms", self.eps, 1e-30, 0.1),
+            ("the scale of attention", self.attention_scale, 1e-9, 1e9),
+            ("the scale of embeddings", self.embedding_scale.unwrap_or(1.), 1e-9, 1e9),
+            ("the cap of logits", self.logit_cap.unwrap_or(1.), 1e-9, 1e9),
+        ];
+        for (name, number, least, most) in numbers {
+            if !(least..=most).contains(&number) {
+                return Err(DecoderError::config(format!("{name} is {number}, not between {least:e} and {most:e}")));
             }
         }
-        Ok(())
+        self.rotaries.iter().try_for_each(|rotary| rotary.check(head_dim))
     }
 
     /// Rows of the packed queries, keys and values.
@@ -245,9 +286,13 @@ impl Config {
     /// Numbers of all weights.
     pub fn parameters(&self) -> u64 {
         let (hidden, heads) = (self.hidden as u64, (self.heads * self.head_dim) as u64);
-        let layer = hidden * (self.qkv_rows() as u64 + heads + 3 * self.intermediate as u64);
+        let layer = hidden.saturating_mul(self.qkv_rows() as u64 + heads + 3 * self.intermediate as u64);
         let table = hidden * self.vocab as u64;
-        self.layers.len() as u64 * layer + table * if self.tied { 1 } else { 2 }
+        (self.layers.len() as u64).saturating_mul(layer).saturating_add(table.saturating_mul(if self.tied {
+            1
+        } else {
+            2
+        }))
     }
 }
 
@@ -271,13 +316,30 @@ fn activation_of(name: &str) -> Result<Activation> {
 }
 
 /// The window of each layer.
-fn windows(of: Fields, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
+fn windows(of: &Fields, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
     // What transformers assumes of files that do not mention a window.
-    let default = match (architecture, of.0.get("sliding_window")) {
-        (Architecture::Mistral | Architecture::Gemma3, None) => Some(4096),
+    let default = match (architecture, of.has("sliding_window")) {
+        (Architecture::Mistral | Architecture::Gemma3, false) => Some(4096),
         _ => None,
     };
-    let window = of.count("sliding_window")?.or(default);
+    // transformers' Llama has windows where `layer_types` say so.
+    let window = match architecture {
+        Architecture::Llama if !of.has("layer_types") => None,
+        _ => of.count("sliding_window")?.or(default),
+    };
+    let pattern = match architecture {
+        Architecture::Gemma3 => of.count("sliding_window_pattern")?,
+        _ => None,
+    };
+    // Which of Qwen's layers have a window.
+    let is_qwen = matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3);
+    let (first, is_used) = match is_qwen {
+        true => {
+            let first = of.parsed("max_window_layers", "a number", Value::as_u64)?;
+            (first, of.flag("use_sliding_window")?.unwrap_or(false))
+        }
+        false => (None, false),
+    };
     let slides: Vec<bool> = if let Some(types) = of.parsed("layer_types", "a list", Value::as_array)? {
         let known = |kind: &Value| match kind.as_str() {
             Some("sliding_attention") => Ok(true),
@@ -286,14 +348,13 @@ fn windows(of: Fields, architecture: Architecture, layers: usize) -> Result<Vec<
         };
         types.iter().map(known).collect::<Result<_>>()?
     } else if architecture == Architecture::Gemma3 {
-        let pattern = of.count("sliding_window_pattern")?.unwrap_or(6);
+        let pattern = pattern.unwrap_or(6);
         (0..layers).map(|layer| !(layer + 1).is_multiple_of(pattern)).collect()
-    } else if matches!(architecture, Architecture::Qwen2 | Architecture::Qwen3) {
-        let first = of.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28) as usize;
-        let is_used = of.flag("use_sliding_window")?.unwrap_or(false);
+    } else if is_qwen {
+        let first = first.unwrap_or(28) as usize;
         (0..layers).map(|layer| is_used && layer >= first).collect()
     } else {
-        vec![window.is_some() && architecture != Architecture::Llama; layers]
+        vec![window.is_some(); layers]
     };
     if slides.len() != layers {
         return Err(DecoderError::config(format!("{} `layer_types` of {layers} layers", slides.len())));
@@ -305,38 +366,52 @@ fn windows(of: Fields, architecture: Architecture, layers: usize) -> Result<Vec<
 }
 
 /// A rotary embedding: `rope_parameters` as transformers writes it since version 5, or the fields before that.
-fn rotary_of(of: Fields, architecture: Architecture, head_dim: usize, context: usize, scope: Rope) -> Result<Rotary> {
-    let parameters = of.get("rope_parameters");
+fn rotary_of(
+    of: &Fields,
+    architecture: Architecture,
+    head_dim: usize,
+    context: usize,
+    scope: Rope,
+    unread: Unread,
+) -> Result<Rotary> {
     let name = if scope == Rope::Sliding { "sliding_attention" } else { "full_attention" };
-    let parameters = parameters.map(|all| all.get(name).filter(|_| scope != Rope::Only).unwrap_or(all));
-    // Gemma scales the frequencies of its layers without a window alone.
-    let scaling = match parameters {
-        Some(parameters) => Some(parameters),
-        None => of.get("rope_scaling").filter(|_| scope != Rope::Sliding),
+    let parameters = match of.inside("rope_parameters")? {
+        Some(all) if scope != Rope::Only => all.inside(name)?.or(Some(all)),
+        parameters => parameters,
     };
+    // Gemma scales the frequencies of its layers without a window alone.
+    let old = of.inside("rope_scaling")?.filter(|_| scope != Rope::Sliding);
+    if parameters.is_some() && old.is_some() && of.get("rope_parameters") != of.get("rope_scaling") {
+        return Err(of.unsound("rope_scaling", "says something else than `rope_parameters`").into());
+    }
     let nothing = Value::Null;
-    let scaling = Fields(scaling.unwrap_or(&nothing));
+    let scaling = parameters.or(old).unwrap_or_else(|| Fields::of(&nothing));
     let default = if scope == Rope::Full { 1e6 } else { 1e4 };
     let outer = if scope == Rope::Sliding { "rope_local_base_freq" } else { "rope_theta" };
-    let theta = scaling.number("rope_theta")?.or(of.number(outer)?).unwrap_or(default);
-    let part = scaling.number("partial_rotary_factor")?.or(of.number("partial_rotary_factor")?).unwrap_or(1.);
-    let dim = (head_dim as f64 * part) as usize;
-    let original = |fallback: usize| -> Result<usize> {
-        let here = scaling.count("original_max_position_embeddings")?;
-        Ok(here.or(of.count("original_max_position_embeddings")?).unwrap_or(fallback))
+    let (theta, outer_theta) = (scaling.number("rope_theta")?, of.number(outer)?);
+    let theta = theta.or(outer_theta).unwrap_or(default);
+    let (part, outer_part) = (scaling.number("partial_rotary_factor")?, of.number("partial_rotary_factor")?);
+    let dim = (head_dim as f64 * part.or(outer_part).unwrap_or(1.)) as usize;
+    let outer_original = of.count("original_max_position_embeddings")?;
+    let original = |fallback: usize| {
+        Ok::<_, DecoderError>(scaling.count("original_max_position_embeddings")?.or(outer_original).unwrap_or(fallback))
     };
-    let scaling = match scaling.text("rope_type")?.or(scaling.text("type")?).unwrap_or("default") {
+    let (new, old) = (scaling.text("rope_type")?, scaling.text("type")?);
+    let needed =
+        |name: &str| scaling.number(name)?.ok_or_else(|| DecoderError::from(scaling.unsound(name, "is missing")));
+    let scaled = match new.or(old).unwrap_or("default") {
         "default" => Scaling::Default,
-        "linear" => Scaling::Linear(scaling.needed_number("factor")?),
+        "linear" => Scaling::Linear(needed("factor")?),
         "llama3" => Scaling::Llama3 {
-            factor: scaling.needed_number("factor")?,
-            low: scaling.needed_number("low_freq_factor")?,
-            high: scaling.needed_number("high_freq_factor")?,
+            factor: needed("factor")?,
+            low: needed("low_freq_factor")?,
+            high: needed("high_freq_factor")?,
             original: original(8192)? as f64,
         },
-        "longrope" | "su" | "yarn" if scaling.get("long_factor").is_some() => {
+        // transformers takes Phi-3's older names for LongRoPE.
+        kind if kind == "longrope" || architecture == Architecture::Phi3 && matches!(kind, "su" | "yarn") => {
             let list = |name| {
-                let missing = || DecoderError::config(format!("`{name}` is missing"));
+                let missing = || DecoderError::from(scaling.unsound(name, "is missing"));
                 scaling.numbers(name)?.ok_or_else(missing)
             };
             let original = original(context)?;
@@ -351,5 +426,11 @@ fn rotary_of(of: Fields, architecture: Architecture, head_dim: usize, context: u
             return Err(DecoderError::config(reason));
         }
     };
-    Ok(Rotary { theta, dim, scaling })
+    // Without a scaling, transformers writes the length of training and a factor of one all the same.
+    let unscaled = Harmless { names: &[], neutral: &[("factor", "1"), ("attention_factor", "1")] };
+    scaling.get("original_max_position_embeddings");
+    if scope == Rope::Only || !scaling.has("full_attention") {
+        scaling.check(&[unscaled], unread)?;
+    }
+    Ok(Rotary { theta, dim, scaling: scaled })
 }

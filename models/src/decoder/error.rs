@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use opara_weights::WeightsError;
 
 use super::architecture::Architecture;
+use super::header;
 
 /// Why a decoder cannot be loaded or cannot generate.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +25,30 @@ pub enum DecoderError {
         reason: String,
     },
 
+    /// The checkpoint has no head, and its configuration does not say that the table of embeddings is the head.
+    #[error(
+        "{reason}: the model has no head. If the table of embeddings is the head, `tie_word_embeddings` in config.json must be \
+         true"
+    )]
+    NoHead {
+        /// Which tensor is missing.
+        reason: String,
+    },
+
+    /// A GGUF file has parts that nothing here reads, and that may change the model's answer.
+    #[error(
+        "{} has {}, which nothing here reads and which may change the answer: use another file, or load it without them with \
+         --allow-unread (`GgufFile::allow_unread`)",
+        path.display(),
+        parts.join(", ")
+    )]
+    UnreadGguf {
+        /// The file.
+        path: PathBuf,
+        /// Keys of the metadata with their values, or tensors.
+        parts: Vec<String>,
+    },
+
     /// A GGUF file cannot be read, contradicts itself, or lacks something.
     #[error("{} is not a sound GGUF file: {reason}", path.display())]
     Gguf {
@@ -31,6 +56,22 @@ pub enum DecoderError {
         path: PathBuf,
         /// What is wrong with it.
         reason: String,
+    },
+
+    /// A tensor of a GGUF file is of a type that is not known.
+    #[error(
+        "{}: tensor `{tensor}` is of type {}, which is not read here: use a file with types of {}",
+        path.display(),
+        header::name_of(*kind),
+        header::names()
+    )]
+    GgufType {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The type's number in GGUF files.
+        kind: u32,
     },
 
     /// A prompt without tokens: there is nothing to continue.
@@ -208,7 +249,7 @@ pub enum DecoderError {
 
     /// A checkpoint that cannot be found or read.
     #[error(transparent)]
-    Weights(#[from] WeightsError),
+    Weights(WeightsError),
 
     /// An error of the executor.
     #[error(transparent)]
@@ -222,6 +263,15 @@ pub enum DecoderError {
 impl DecoderError {
     pub(super) fn config(reason: impl Into<String>) -> Self {
         Self::Config { reason: reason.into() }
+    }
+}
+
+impl From<WeightsError> for DecoderError {
+    fn from(error: WeightsError) -> Self {
+        match error {
+            WeightsError::Config { reason } => Self::Config { reason },
+            error => Self::Weights(error),
+        }
     }
 }
 

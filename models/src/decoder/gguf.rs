@@ -3,57 +3,71 @@
 //! What the keys and tensors are called: <https://github.com/ggml-org/ggml/blob/master/docs/gguf.md>.
 
 use std::borrow::Cow;
-use std::fs::File;
-use std::io::BufReader;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use candle::quantized::gguf_file::{Content, TensorInfo, Value};
+use candle::quantized::gguf_file::{TensorInfo, Value};
 use candle::quantized::{GgmlDType, QStorage, QTensor};
 use candle::{bail, DType, Device, Tensor};
 use opara_candle::ops::{Activation, QuantizedWeight};
+use opara_weights::Unread;
 
 use super::architecture::Architecture;
 use super::config::{Config, LayerConfig};
 use super::error::{DecoderError, Result};
+use super::header::{whole, Header};
 use super::matrix::Matrix;
 use super::rotary::{Rotary, Scaling};
 
 /// An open file. Tensors are read when they are asked for.
 pub(super) struct Gguf {
     path: PathBuf,
-    content: Content,
+    header: Header,
     architecture: Architecture,
+    /// What `general.architecture` says: keys of the architecture begin with it.
+    name: String,
     /// Heads of queries, and of keys: Llama's rows are in another order in these files.
     heads: (usize, usize),
     dtype: DType,
     device: Device,
+    /// Keys and tensors that were read by now.
+    read: RefCell<BTreeSet<String>>,
 }
+
+/// The architecture's keys that change no answer.
+const HARMLESS: [&str; 3] = ["vocab_size", "rope.scaling.finetuned", "tensor_data_layout"];
+
+/// The architecture's keys that change no answer where they have this value; flags are 0 and 1.
+const NEUTRAL: [(&str, f64); 11] = [
+    ("attention.causal", 1.),
+    ("attention.clamp_kqv", 0.),
+    ("attention.max_alibi_bias", 0.),
+    ("attn_logit_softcapping", 0.),
+    ("embedding_scale", 1.),
+    ("expert_count", 0.),
+    ("expert_used_count", 0.),
+    ("logit_scale", 1.),
+    ("residual_scale", 1.),
+    ("rope.scaling.attn_factor", 1.),
+    ("use_parallel_residual", 0.),
+];
 
 impl Gguf {
     /// Reads the header, and checks that the tensors are inside the file.
     pub fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self> {
-        let damaged = |reason: String| DecoderError::Gguf { path: path.into(), reason };
-        let read = |source| DecoderError::Read { path: path.into(), source };
-        let file = File::open(path).map_err(read)?;
-        let bytes = file.metadata().map_err(read)?.len();
-        let content = Content::read(&mut BufReader::new(file)).map_err(|error| damaged(error.to_string()))?;
-        for (name, info) in &content.tensor_infos {
-            let size = (info.shape.elem_count() / info.ggml_dtype.block_size() * info.ggml_dtype.type_size()) as u64;
-            let end = content.tensor_data_offset.saturating_add(info.offset).saturating_add(size);
-            if end > bytes {
-                return Err(damaged(format!(
-                    "tensor `{name}` ends at byte {end}, and the file has {bytes}: it is cut short"
-                )));
-            }
-        }
-        let name = match content.metadata.get("general.architecture") {
+        let header = Header::read(path)?;
+        let name = match header.metadata.get("general.architecture") {
             Some(Value::String(name)) => name.clone(),
-            _ => return Err(damaged("`general.architecture` is missing".into())),
+            _ => {
+                let reason = "`general.architecture` is missing".into();
+                return Err(DecoderError::Gguf { path: path.into(), reason });
+            }
         };
         let architecture = Architecture::of(&name)?;
         let (path, device) = (path.to_path_buf(), device.clone());
-        Ok(Self { path, content, architecture, heads: (1, 1), dtype, device })
+        Ok(Self { path, header, architecture, name, heads: (1, 1), dtype, device, read: RefCell::default() })
     }
 
     pub fn dtype(&self) -> DType {
@@ -75,7 +89,7 @@ impl Gguf {
             let quantized = self.quantized(info.ggml_dtype, elements).filter(|_| info.shape.rank() == 2);
             quantized.unwrap_or(elements * self.dtype.size_in_bytes()) as u64
         };
-        self.content.tensor_infos.values().map(of).sum()
+        self.header.tensors.values().map(|stored| of(&stored.info)).sum()
     }
 
     /// Bytes of so many elements of a matrix that stays quantised on the device; `None` if it is expanded.
@@ -93,11 +107,13 @@ impl Gguf {
 
     /// A value of the metadata, of the architecture's if the name begins with a dot.
     fn value(&self, name: &str) -> Option<&Value> {
-        let architecture = || self.text("general.architecture").unwrap_or_default();
-        match name.starts_with('.') {
-            true => self.content.metadata.get(&format!("{}{name}", architecture())),
-            false => self.content.metadata.get(name),
-        }
+        let key = match name.starts_with('.') {
+            true => format!("{}{name}", self.name),
+            false => name.to_owned(),
+        };
+        let value = self.header.metadata.get(&key);
+        self.read.borrow_mut().insert(key);
+        value
     }
 
     /// The names of all metadata.
@@ -137,58 +153,138 @@ impl Gguf {
         }
     }
 
-    /// A whole number; the first, if there is one for each layer.
+    /// A whole number of 32 bits; one for each layer, if they are all the same.
     pub fn count(&self, name: &str) -> Option<usize> {
-        match self.value(name)? {
-            Value::Array(values) => values.first().and_then(whole),
-            value => whole(value),
+        let number = match self.value(name)? {
+            Value::Array(values) => {
+                let first = values.first().and_then(whole)?;
+                values.iter().all(|value| whole(value) == Some(first)).then_some(first)?
+            }
+            value => whole(value)?,
+        };
+        u32::try_from(number).ok().map(|number| number as usize)
+    }
+
+    /// A value, if it is there, as `parse` reads it; `kind` says in errors what it is to be.
+    fn parsed<T>(&self, name: &str, kind: &str, parse: impl Fn(&Self, &str) -> Option<T>) -> Result<Option<T>> {
+        match self.value(name).map(|value| (parse(self, name), value)) {
+            Some((None, value)) => Err(self.damaged(format!("`{name}` is {}, not {kind}", short(value)))),
+            parsed => Ok(parsed.and_then(|(parsed, _)| parsed)),
         }
-        .map(|number| number as usize)
+    }
+
+    fn optional(&self, name: &str) -> Result<Option<usize>> {
+        self.parsed(name, "one number of 32 bits for all layers", Self::count)
     }
 
     fn needed(&self, name: &str) -> Result<usize> {
-        let count = self.count(name).filter(|&count| count > 0);
+        let count = self.optional(name)?.filter(|&count| count > 0);
         count.ok_or_else(|| self.damaged(format!("the architecture's `{name}` is missing or not a number above 0")))
     }
 
-    fn number(&self, name: &str) -> Option<f64> {
-        match self.value(name)? {
-            Value::F32(number) => Some(f64::from(*number)),
-            Value::F64(number) => Some(*number),
-            value => whole(value).map(|number| number as f64),
-        }
+    fn number(&self, name: &str) -> Result<Option<f64>> {
+        self.parsed(name, "a number", |of, name| of.value(name).and_then(number))
     }
 
     fn has(&self, tensor: &str) -> bool {
-        self.content.tensor_infos.contains_key(tensor)
+        self.header.tensors.contains_key(tensor)
     }
 
-    /// The configuration that the metadata describes.
-    pub fn config(&mut self) -> Result<Config> {
-        let (hidden, heads) = (self.needed(".embedding_length")?, self.needed(".attention.head_count")?);
-        let kv_heads = self.count(".attention.head_count_kv").unwrap_or(heads);
-        if kv_heads == 0 {
-            return Err(self.damaged("no heads of keys"));
+    /// Refuses or warns of parts that were not read.
+    fn report(&self, parts: Vec<String>, unread: Unread) -> Result<()> {
+        match parts.is_empty() {
+            true => Ok(()),
+            false => unread.report(DecoderError::UnreadGguf { path: self.path.clone(), parts }),
         }
+    }
+
+    /// Refuses keys of the architecture that were not read by now and are not harmless, and files that hold no model. Other keys
+    /// describe the file (`general.*`), the tokenizer, or belong to the program that wrote them.
+    fn check_metadata(&self, context: usize, unread: Unread) -> Result<()> {
+        let read = self.read.borrow();
+        let is_unread = |key: &str, value: &Value| {
+            if key == "general.type" {
+                return !matches!(value, Value::String(kind) if kind == "model");
+            }
+            let Some(rest) = key.strip_prefix(&self.name).and_then(|rest| rest.strip_prefix('.')) else {
+                return key.starts_with("adapter.");
+            };
+            let is_neutral = |(name, neutral): &(&str, f64)| *name == rest && number(value) == Some(*neutral);
+            let is_of_pictures =
+                self.architecture == Architecture::Gemma3 && (rest.starts_with("vision.") || rest.starts_with("mm."));
+            // A window that no text leaves.
+            let is_wide =
+                rest == "attention.sliding_window" && whole(value).is_some_and(|n| n == 0 || n >= context as u64);
+            !(read.contains(key)
+                || HARMLESS.contains(&rest)
+                || NEUTRAL.iter().any(is_neutral)
+                || is_of_pictures
+                || is_wide)
+        };
+        let keys = self.header.metadata.iter().filter(|(key, value)| is_unread(key, value));
+        let mut parts: Vec<_> = keys.map(|(key, value)| format!("`{key}` ({})", short(value))).collect();
+        parts.sort();
+        self.report(parts, unread)
+    }
+
+    /// Refuses tensors that were not read by now and are not harmless.
+    pub fn check_tensors(&self, unread: Unread) -> Result<()> {
+        let read = self.read.borrow();
+        let is_gemma = self.architecture == Architecture::Gemma3;
+        // Old files have the frequencies of the rotary embedding in each layer; files of Gemma may have the model of pictures, too.
+        let is_harmless = |name: &str| {
+            name.ends_with(".attn_rot_embd.weight") || is_gemma && (name.starts_with("v.") || name.starts_with("mm."))
+        };
+        let names = self.header.tensors.keys().filter(|name| !read.contains(*name) && !is_harmless(name));
+        let mut parts: Vec<_> = names.map(|name| format!("tensor `{name}`")).collect();
+        parts.sort();
+        self.report(parts, unread)
+    }
+
+    /// The configuration that the metadata describes. Keys that are not known are refused.
+    pub fn config(&mut self, unread: Unread) -> Result<Config> {
+        let (hidden, heads) = (self.needed(".embedding_length")?, self.needed(".attention.head_count")?);
+        let kv_heads = self.optional(".attention.head_count_kv")?.unwrap_or(heads);
         self.heads = (heads, kv_heads);
-        let head_dim = self.count(".attention.key_length").unwrap_or(hidden / heads);
-        let rows = self.content.tensor_infos.get("token_embd.weight").map(|info| info.shape.dims()[0]);
+        let head_dim = self.optional(".attention.key_length")?.unwrap_or(hidden / heads);
+        if let Some(other) = self.optional(".attention.value_length")?.filter(|length| *length != head_dim) {
+            return Err(
+                self.damaged(format!("keys have {head_dim} elements and values {other}: known are heads of one size"))
+            );
+        }
+        let rows =
+            self.header.tensors.get("token_embd.weight").and_then(|stored| stored.info.shape.dims().first().copied());
         let vocab = rows.ok_or_else(|| self.damaged("tensor `token_embd.weight` is missing"))?;
         let max_positions = self.needed(".context_length")?;
         let is_gemma = self.architecture == Architecture::Gemma3;
         let rotary = self.rotary(head_dim, max_positions)?;
-        let local = Rotary { theta: 1e4, dim: rotary.dim, scaling: Scaling::Default };
-        let window = self.count(".attention.sliding_window").filter(|&window| window > 0);
-        let layer = |layer: usize| match is_gemma {
-            // Five layers with a window, then one without.
-            true if !(layer + 1).is_multiple_of(6) => LayerConfig { window: window.or(Some(1024)), rotary: 1 },
-            true => LayerConfig { window: None, rotary: 0 },
-            false => LayerConfig { window: window.filter(|_| self.architecture == Architecture::Phi3), rotary: 0 },
-        };
         let layers = self.needed(".block_count")?;
+        if layers > self.header.tensors.len() {
+            let tensors = self.header.tensors.len();
+            return Err(self.damaged(format!("`.block_count` is {layers}, and there are {tensors} tensors")));
+        }
+        // The other architectures have no window in llama.cpp.
+        let window = match self.architecture {
+            Architecture::Gemma3 | Architecture::Phi3 => {
+                self.optional(".attention.sliding_window")?.filter(|&window| window > 0)
+            }
+            _ => None,
+        };
+        let (local_theta, slides, logit_cap) = match is_gemma {
+            true => {
+                (self.number(".rope.freq_base_swa")?, self.slides(layers)?, self.number(".final_logit_softcapping")?)
+            }
+            false => (None, Vec::new(), None),
+        };
+        let local = Rotary { theta: local_theta.unwrap_or(1e4), dim: rotary.dim, scaling: Scaling::Default };
+        let layer = |layer: usize| match is_gemma {
+            true if slides[layer] => LayerConfig { window: window.or(Some(1024)), rotary: 1 },
+            true => LayerConfig { window: None, rotary: 0 },
+            false => LayerConfig { window, rotary: 0 },
+        };
         // Gemma 3 of 27B alone scales by another size than a head's.
         let scale_of = if is_gemma && layers == 62 { hidden / heads } else { head_dim };
-        let eps = self.number(".attention.layer_norm_rms_epsilon");
+        let eps = self.number(".attention.layer_norm_rms_epsilon")?;
         let config = Config {
             architecture: self.architecture,
             vocab,
@@ -212,7 +308,7 @@ impl Gguf {
             tied: !self.has("output.weight"),
             embedding_scale: is_gemma.then(|| (hidden as f64).sqrt()),
             attention_scale: (scale_of as f64).powf(-0.5),
-            logit_cap: None,
+            logit_cap: logit_cap.filter(|cap| *cap != 0.),
             bos: self.count("tokenizer.ggml.bos_token_id").map(|token| token as u32),
             eos: ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"]
                 .iter()
@@ -220,36 +316,66 @@ impl Gguf {
                 .collect(),
         };
         config.check()?;
+        self.check_metadata(max_positions, unread)?;
         Ok(config)
+    }
+
+    /// Which of Gemma's layers have a window: all but every sixth, unless the file says another number, or it for each layer.
+    fn slides(&self, layers: usize) -> Result<Vec<bool>> {
+        let name = ".attention.sliding_window_pattern";
+        if let Some(Value::Array(values)) = self.value(name) {
+            let flags = values.iter().map(|value| match value {
+                Value::Bool(flag) => Some(*flag),
+                value => whole(value).map(|number| number != 0),
+            });
+            let flags = flags.collect::<Option<Vec<_>>>().filter(|flags| flags.len() == layers);
+            return flags.ok_or_else(|| self.damaged(format!("`{name}` is not a flag for each of {layers} layers")));
+        }
+        let pattern = self.optional(name)?.unwrap_or(6).max(1);
+        Ok((1..=layers).map(|layer| !layer.is_multiple_of(pattern)).collect())
     }
 
     fn rotary(&self, head_dim: usize, max_positions: usize) -> Result<Rotary> {
         let is_gemma = self.architecture == Architecture::Gemma3;
-        let theta = self.number(".rope.freq_base").unwrap_or(if is_gemma { 1e6 } else { 1e4 });
-        let dim = self.count(".rope.dimension_count").unwrap_or(head_dim);
+        let theta = self.number(".rope.freq_base")?.unwrap_or(if is_gemma { 1e6 } else { 1e4 });
+        let dim = self.optional(".rope.dimension_count")?.unwrap_or(head_dim);
         let list = |name: &str| -> Result<Vec<f64>> {
             let read = || self.dense(name)?.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>();
             read().map_err(|error| self.damaged(format!("tensor `{name}`: {error}")))
         };
-        let scaling = if self.has("rope_freqs.weight") {
-            Scaling::Factors(list("rope_freqs.weight")?)
-        } else if self.has("rope_factors_long.weight") {
-            let original = self.count(".rope.scaling.original_context_length").unwrap_or(max_positions);
-            let factor = max_positions as f64 / original as f64;
-            let magnitude = self.number(".rope.scaling.attn_factor");
-            Scaling::LongRope {
-                short: list("rope_factors_short.weight")?,
-                long: list("rope_factors_long.weight")?,
-                original,
-                magnitude: magnitude.unwrap_or_else(|| Scaling::long_rope_magnitude(factor, original)),
-            }
-        } else {
-            match self.text(".rope.scaling.type") {
-                None | Some("none") => Scaling::Default,
-                Some("linear") => Scaling::Linear(self.number(".rope.scaling.factor").unwrap_or(1.)),
-                Some(other) => {
-                    return Err(DecoderError::config(format!("rotary scaling `{other}`: known are none and linear")))
+        let kind = self.parsed(".rope.scaling.type", "a text", |of, name| of.text(name).map(str::to_owned))?;
+        let kind = kind.as_deref();
+        // llama.cpp divides by the factor unless the type is `none`, and takes 0 for none.
+        let (factor, old) = (self.number(".rope.scaling.factor")?, self.number(".rope.scale_linear")?);
+        let factor = factor.or(old).filter(|factor| *factor != 0. && kind != Some("none")).unwrap_or(1.);
+        let (is_long, is_listed) = (self.has("rope_factors_long.weight"), self.has("rope_freqs.weight"));
+        let original = self.optional(".rope.scaling.original_context_length")?;
+        let scaling = match kind {
+            None | Some("none" | "longrope") if is_long && !is_listed => {
+                let original = original.unwrap_or(max_positions);
+                let by = max_positions as f64 / original as f64;
+                let magnitude = self.number(".rope.scaling.attn_factor")?;
+                Scaling::LongRope {
+                    short: list("rope_factors_short.weight")?,
+                    long: list("rope_factors_long.weight")?,
+                    original,
+                    magnitude: magnitude.unwrap_or_else(|| Scaling::long_rope_magnitude(by, original)),
                 }
+            }
+            None | Some("none" | "linear" | "llama3") if is_listed && factor == 1. => {
+                Scaling::Factors(list("rope_freqs.weight")?)
+            }
+            None | Some("none" | "linear") if !is_listed => match factor {
+                1. => Scaling::Default,
+                factor => Scaling::Linear(factor),
+            },
+            other => {
+                let (other, lists) =
+                    (other.unwrap_or("linear"), if is_listed || is_long { " and lists of factors" } else { "" });
+                let reason = format!(
+                    "`rope.scaling.type` is `{other}`, by {factor}{lists}: known are none and linear, and lists of factors alone"
+                );
+                return Err(DecoderError::config(reason));
             }
         };
         Ok(Rotary { theta, dim, scaling })
@@ -286,12 +412,13 @@ impl Gguf {
     /// A tensor as it is in the file, in the host's memory.
     fn read(&self, name: &str, shape: Option<&[usize]>) -> candle::Result<QTensor> {
         let path = self.path.display();
-        let Some(info) = self.content.tensor_infos.get(name) else { bail!("tensor `{name}` is not in {path}") };
-        if let Some(shape) = shape.filter(|shape| *shape != info.shape.dims()) {
-            bail!("tensor `{name}` in {path} has shape {:?}, not {shape:?}", info.shape.dims())
+        let Some(stored) = self.header.tensors.get(name) else { bail!("tensor `{name}` is not in {path}") };
+        if let Some(shape) = shape.filter(|shape| *shape != stored.info.shape.dims()) {
+            bail!("tensor `{name}` in {path} has shape {:?}, not {shape:?}", stored.info.shape.dims())
         }
-        let mut file = BufReader::new(File::open(&self.path)?);
-        info.read(&mut file, self.content.tensor_data_offset, &Device::Cpu)
+        self.read.borrow_mut().insert(name.to_owned());
+        let (mut file, start) = self.header.open(stored)?;
+        stored.info.read(&mut file, start, &Device::Cpu)
     }
 
     fn dense(&self, name: &str) -> candle::Result<Tensor> {
@@ -319,8 +446,8 @@ impl Gguf {
 
     pub fn matrix(&self, name: &str, rows: usize, columns: usize) -> candle::Result<Matrix> {
         let stored = self.name(name);
-        let info = self.content.tensor_infos.get(&stored);
-        if info.is_none_or(|info| self.quantized(info.ggml_dtype, rows * columns).is_none()) {
+        let found = self.header.tensors.get(&stored);
+        if found.is_none_or(|found| self.quantized(found.info.ggml_dtype, rows * columns).is_none()) {
             return Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?));
         }
         let tensor = self.read(&stored, Some(&[rows, columns]))?;
@@ -334,18 +461,25 @@ impl Gguf {
     }
 }
 
-fn whole(value: &Value) -> Option<u64> {
-    match *value {
-        Value::U8(n) => Some(n.into()),
-        Value::U16(n) => Some(n.into()),
-        Value::U32(n) => Some(n.into()),
-        Value::U64(n) => Some(n),
-        Value::I8(n) => n.try_into().ok(),
-        Value::I16(n) => n.try_into().ok(),
-        Value::I32(n) => n.try_into().ok(),
-        Value::I64(n) => n.try_into().ok(),
-        _ => None,
+/// A number, and 0 and 1 of a flag.
+fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::F32(number) => Some(f64::from(*number)),
+        Value::F64(number) => Some(*number),
+        Value::Bool(flag) => Some(f64::from(u8::from(*flag))),
+        value => whole(value).map(|number| number as f64),
     }
+}
+
+/// The beginning of a value.
+fn short(value: &Value) -> String {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Array(values) => format!("a list of {}", values.len()),
+        Value::Bool(flag) => flag.to_string(),
+        value => number(value).map_or_else(|| format!("{value:?}"), |number| number.to_string()),
+    };
+    text.chars().take(60).collect()
 }
 
 /// For each row, where GGUF has it: there the two elements of a pair follow one another, while here the first elements of all

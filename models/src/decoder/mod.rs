@@ -13,7 +13,9 @@ mod engine;
 mod error;
 mod generate;
 mod gguf;
+mod gguf_file;
 mod gguf_text;
+mod header;
 mod jinja;
 mod layer;
 mod matrix;
@@ -30,13 +32,11 @@ mod template;
 mod text;
 mod weights;
 
-use std::path::Path;
-
 use candle::quantized::GgmlDType;
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::{ops, scope};
-use opara_weights::Checkpoint;
+use opara_weights::{Checkpoint, Loaded, WeightsError};
 
 pub use self::architecture::Architecture;
 pub use self::cache::Cache;
@@ -44,6 +44,7 @@ pub use self::config::{Config, LayerConfig};
 pub use self::conversation::{Conversation, Message, PromptEnd};
 pub use self::error::{DecoderError, Result};
 pub use self::generate::{Generated, Generator, Writing};
+pub use self::gguf_file::GgufFile;
 pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
 pub use self::scheduler::Scheduler;
@@ -64,23 +65,44 @@ impl Config {
     /// # Errors
     /// Those of [`from_json`](Self::from_json), and files that cannot be read.
     pub fn of_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let mut config = Self::from_json(&checkpoint.config()?)?;
+        let mut config = Self::read(&checkpoint.config()?, checkpoint.unread())?;
         let path = checkpoint.config_path().map(|path| path.with_file_name("generation_config.json"));
         if let Some(path) = path.filter(|path| path.is_file()) {
             let text =
                 std::fs::read_to_string(&path).map_err(|source| DecoderError::Read { path: path.clone(), source })?;
             let json = serde_json::from_str(&text).map_err(|source| DecoderError::Json { path, source })?;
-            config.end_as(&json)?;
+            config.end_as(&json, checkpoint.unread())?;
         }
         Ok(config)
+    }
+
+    /// Refuses tensors of a checkpoint that a decoder, once loaded, has not read.
+    ///
+    /// # Errors
+    /// [`WeightsError::UnreadTensors`].
+    pub fn check_read(&self, loaded: &Loaded) -> Result<(), WeightsError> {
+        let is_of_pictures = |name: &str| {
+            let name = name.strip_prefix("model.").unwrap_or(name);
+            name.starts_with("vision_tower.") || name.starts_with("multi_modal_projector.")
+        };
+        let is_gemma = self.architecture == Architecture::Gemma3;
+        let is_tied_head = |name: &str| {
+            let table = |prefix: &str| format!("{prefix}embed_tokens.weight");
+            let tables = ["model.", "language_model.model.", "model.language_model."].map(table);
+            self.tied
+                && (name == "lm_head.weight" || name == "language_model.lm_head.weight")
+                && tables.iter().any(|table| matches!(loaded.is_copy(name, table), Ok(true)))
+        };
+        loaded.check(|name| is_gemma && is_of_pictures(name) || is_tied_head(name))
     }
 
     /// Of a GGUF file's header.
     ///
     /// # Errors
-    /// [`DecoderError::Gguf`], [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`].
-    pub fn of_gguf(path: &Path) -> Result<Self> {
-        Gguf::open(path, DType::F32, &Device::Cpu)?.config()
+    /// [`DecoderError::Gguf`], [`DecoderError::UnknownArchitecture`], [`DecoderError::Config`], [`DecoderError::UnreadGguf`].
+    pub fn of_gguf(file: impl Into<GgufFile>) -> Result<Self> {
+        let GgufFile { path, unread } = file.into();
+        Gguf::open(&path, DType::F32, &Device::Cpu)?.config(unread)
     }
 }
 
@@ -110,6 +132,26 @@ pub struct Decoder {
 }
 
 impl Decoder {
+    /// Loads a checkpoint's weights in `dtype` onto a device, for `batch` texts of up to `context` tokens, and refuses tensors that
+    /// the model does not read. [`Checkpoint::allow_unread`] turns that into a warning.
+    ///
+    /// # Errors
+    /// Those of [`load`](Self::load); [`DecoderError::NoRoom`]; [`DecoderError::Weights`].
+    pub fn of_checkpoint(
+        checkpoint: &Checkpoint,
+        config: &Config,
+        dtype: DType,
+        device: &Device,
+        batch: usize,
+        context: usize,
+    ) -> Result<Self> {
+        config.fits(batch, context, dtype, device)?;
+        let loaded = checkpoint.load(dtype, device)?;
+        let decoder = Self::load(loaded.vb.clone(), config, context)?;
+        config.check_read(&loaded)?;
+        Ok(decoder)
+    }
+
     /// Loads weights by transformers' names, for texts of up to `context` tokens.
     ///
     /// # Errors
@@ -147,12 +189,23 @@ impl Decoder {
     /// expanded into `dtype`. The file's header says whether the device has room.
     ///
     /// # Errors
-    /// [`DecoderError::Gguf`] for a damaged file, [`DecoderError::UnknownArchitecture`], [`DecoderError::NoRoom`].
-    pub fn load_gguf(path: &Path, dtype: DType, device: &Device, batch: usize, context: usize) -> Result<Self> {
-        let mut gguf = Gguf::open(path, dtype, device)?;
-        let config = gguf.config()?;
+    /// [`DecoderError::Gguf`] for a damaged file, [`DecoderError::GgufType`], [`DecoderError::UnreadGguf`],
+    /// [`DecoderError::UnknownArchitecture`], [`DecoderError::NoRoom`].
+    pub fn load_gguf(
+        file: impl Into<GgufFile>,
+        dtype: DType,
+        device: &Device,
+        batch: usize,
+        context: usize,
+    ) -> Result<Self> {
+        let GgufFile { path, unread } = file.into();
+        let mut gguf = Gguf::open(&path, dtype, device)?;
+        let config = gguf.config(unread)?;
         room::check(&config, gguf.bytes(), batch, context, dtype, device)?;
-        Self::of(&Source::Gguf(Box::new(gguf)), &config, context)
+        let source = Source::Gguf(Box::new(gguf));
+        let decoder = Self::of(&source, &config, context)?;
+        source.check(unread)?;
+        Ok(decoder)
     }
 
     fn of(source: &Source, config: &Config, context: usize) -> Result<Self> {
@@ -165,7 +218,7 @@ impl Decoder {
         let table = source.table("model.embed_tokens", vocab, hidden)?;
         let head = match config.tied {
             true => Product::shared("head", &table, source)?,
-            false => source.product("head", &[("lm_head", vocab)], hidden, false)?,
+            false => source.head("lm_head", vocab, hidden)?,
         };
         let layers = (0..config.layers.len()).map(|at| Layer::load(source, config, at));
         let rotaries = config.rotaries.iter().map(|rotary| rotary.table(Cache::places(context), context, device));

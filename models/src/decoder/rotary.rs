@@ -4,6 +4,8 @@ use std::f64::consts::TAU;
 
 use candle::{Device, Tensor};
 
+use super::error::{DecoderError, Result};
+
 /// One kind of rotary embedding (Su et al., "RoFormer", 2021): pair `i` of `dim / 2` turns by `position * theta^(-2 i / dim)`.
 /// The pairs are elements `i` and `i + dim / 2` of a head; what a head has beyond `dim` elements is left as it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,6 +62,41 @@ impl Scaling {
 }
 
 impl Rotary {
+    /// Fails on numbers that no embedding of heads of `head_dim` elements can have.
+    pub(super) fn check(&self, head_dim: usize) -> Result<()> {
+        let Self { theta, dim, scaling } = self;
+        if *dim > head_dim || !dim.is_multiple_of(2) || *dim == 0 {
+            return Err(DecoderError::config(format!("{dim} elements of a head of {head_dim} cannot turn in pairs")));
+        }
+        if !(1. ..=1e15).contains(theta) {
+            return Err(DecoderError::config(format!("the base of rotary embeddings (`rope_theta`) is {theta}")));
+        }
+        let (divisors, lists) = match scaling {
+            Scaling::Default => (vec![], vec![]),
+            Scaling::Linear(factor) => (vec![*factor], vec![]),
+            Scaling::Factors(factors) => (factors.clone(), vec![factors]),
+            Scaling::Llama3 { factor, low, high, original } => {
+                if low >= high {
+                    let reason =
+                        format!("`low_freq_factor` is {low}, and `high_freq_factor`, which must be more, is {high}");
+                    return Err(DecoderError::config(reason));
+                }
+                (vec![*factor, *low, *high, *original], vec![])
+            }
+            Scaling::LongRope { short, long, magnitude, .. } => {
+                ([short.as_slice(), long, &[*magnitude]].concat(), vec![short, long])
+            }
+        };
+        if let Some(list) = lists.into_iter().find(|list| list.len() != dim / 2) {
+            let reason = format!("{} rotary factors, where {} pairs of elements turn", list.len(), dim / 2);
+            return Err(DecoderError::config(reason));
+        }
+        match divisors.into_iter().find(|divisor| !(1e-6..=1e9).contains(divisor)) {
+            Some(divisor) => Err(DecoderError::config(format!("a factor of rotary embeddings is {divisor}"))),
+            None => Ok(()),
+        }
+    }
+
     /// Turns per position of each pair, in radians, and what cosines and sines are multiplied by, for texts of up to `context`
     /// tokens.
     ///

@@ -7,7 +7,9 @@ use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::ops::{self, Activation, QuantizedWeight};
 use opara_candle::scope;
+use opara_weights::Unread;
 
+use super::error::DecoderError;
 use super::gguf::Gguf;
 use super::matrix::Matrix;
 
@@ -92,6 +94,28 @@ impl<'a> Source<'a> {
             false => None,
         };
         Ok(Product { label, weight, bias })
+    }
+
+    /// The product that gives logits.
+    pub fn head(&self, name: &str, rows: usize, columns: usize) -> super::error::Result<Product> {
+        let head = self.product("head", &[(name, rows)], columns, false);
+        let is_there = match self {
+            Self::Names { vb, prefix: "model.language_model.", .. } => vb.contains_tensor(&format!("{name}.weight")),
+            Self::Names { vb, prefix, .. } => vb.contains_tensor(&format!("{prefix}{name}.weight")),
+            Self::Gguf(_) => true,
+        };
+        match head {
+            Err(error) if !is_there => Err(DecoderError::NoHead { reason: error.to_string() }),
+            head => Ok(head?),
+        }
+    }
+
+    /// Refuses tensors of a GGUF file that were not asked for.
+    pub fn check(&self, unread: Unread) -> super::error::Result<()> {
+        match self {
+            Self::Gguf(gguf) => gguf.check_tensors(unread),
+            Self::Names { .. } => Ok(()),
+        }
     }
 
     /// A table of embeddings, and the product with the same weight if that is the head.

@@ -4,6 +4,7 @@ mod generation;
 mod gguf;
 mod gguf_text;
 mod pieces;
+mod refused;
 mod templates;
 mod text;
 
@@ -123,7 +124,7 @@ fn what_a_configuration_lacks_or_does_not_know_is_said() {
         ("num_key_value_heads", json!(3), "3 heads of keys do not divide 4"),
         ("hidden_act", json!("relu6"), "`relu6`"),
         ("rope_scaling", json!({"rope_type": "yarn", "factor": 2.0}), "`yarn`"),
-        ("rope_scaling", json!({"rope_type": "linear"}), "`factor` is missing"),
+        ("rope_scaling", json!({"rope_type": "linear"}), "`rope_scaling.factor` is missing"),
         ("layer_types", json!(["full_attention"]), "1 `layer_types` of 3 layers"),
         (
             "layer_types",

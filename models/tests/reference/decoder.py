@@ -43,7 +43,7 @@ MODELS = {
     ),
     "gemma3-caps": dict(
         model_type="gemma3_text", head_dim=8, sliding_window=6, sliding_window_pattern=2, query_pre_attn_scalar=8,
-        final_logit_softcapping=2.0, attn_logit_softcapping=1.5, tie_word_embeddings=True,
+        final_logit_softcapping=2.0, tie_word_embeddings=True,
     ),
     "phi3": dict(model_type="phi3", sliding_window=9),
     "phi3-short": dict(model_type="phi3", original_max_position_embeddings=32),

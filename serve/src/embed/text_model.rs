@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use candle::{DType, Device};
-use candle_nn::VarBuilder;
 use opara_models::bert::{BertModel, Config};
 use opara_weights::Checkpoint;
 use serde::Deserialize;
@@ -83,15 +82,24 @@ impl TextModel {
     /// # Errors
     /// Files that are missing or not sound; a part that changes the vectors and is not supported.
     pub fn open(folder: &Path) -> Result<Self> {
+        Self::open_with(folder, false)
+    }
+
+    /// The same. With `allow_unread`, warnings name parts of the configuration and tensors that are not known, where errors do
+    /// otherwise.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_with(folder: &Path, allow_unread: bool) -> Result<Self> {
         if !folder.is_dir() {
             return Err(EmbedError::File { path: folder.into(), reason: "there is no such folder".into() });
         }
         let list = modules::list(folder)?;
         let transformer = list.as_ref().map_or(Ok(folder.into()), |list| modules::transformer(folder, list))?;
         let model = transformer.display().to_string();
-        let checkpoint = Checkpoint::find(&model)?;
+        let checkpoint = Checkpoint::find(&model)?.allow_unread(allow_unread);
         checkpoint.config::<Kind>()?.check(&model)?;
-        let config: Config = checkpoint.config()?;
+        let config = Config::of_checkpoint(&checkpoint)?;
         let mut modules = match &list {
             Some(list) => Modules::of(folder, list, config.hidden_size)?,
             None => Modules::unlisted(folder, config.hidden_size)?,
@@ -203,12 +211,16 @@ impl TextModel {
         if length > positions {
             return Err(EmbedError::Positions { length, positions });
         }
-        let weights: VarBuilder = match &self.weights {
-            Weights::Checkpoint(checkpoint) => checkpoint.weights(dtype, device)?,
-            Weights::Seeded(seed) => opara_weights::seeded(*seed, dtype, device),
+        let bert = match &self.weights {
+            Weights::Checkpoint(checkpoint) => {
+                let loaded = checkpoint.load(dtype, device)?;
+                let bert = BertModel::load(loaded.vb.clone(), &self.config)?;
+                loaded.check(BertModel::is_head)?;
+                bert
+            }
+            Weights::Seeded(seed) => BertModel::load(opara_weights::seeded(*seed, dtype, device), &self.config)?,
         };
-        let encoder =
-            Encoder { bert: BertModel::load(weights, &self.config)?, head: self.modules.load(device, false)? };
+        let encoder = Encoder { bert, head: self.modules.load(device, false)? };
         Embedder::new(encoder, self.tokenizer.clone(), &self.config, self.width(), builder, device, buckets)
     }
 }

@@ -1,18 +1,18 @@
 //! A decoder before it is on a device: where its weights come from, its sizes, its tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use candle::{DType, Device};
 use opara_candle::Builder;
-use opara_models::decoder::{Config, Decoder, DecoderError, Scheduler, Text};
+use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Scheduler, Text};
 use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
-    Gguf(PathBuf),
+    Gguf(GgufFile),
     Seeded(u64),
 }
 
@@ -46,15 +46,25 @@ impl TextDecoder {
     /// # Errors
     /// Files that are missing or not sound; an architecture that is not known.
     pub fn open(path: &Path) -> Result<Self> {
+        Self::open_with(path, false)
+    }
+
+    /// The same. With `allow_unread`, warnings name parts of the file and tensors that are not known, where errors do otherwise.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_with(path: &Path, allow_unread: bool) -> Result<Self> {
         if !path.exists() {
             return Err(GenerateError::NoSuchPath { path: path.into() });
         }
         if is_gguf(path) {
-            let (config, text) = (Config::of_gguf(path)?, Text::of_gguf(path)?);
+            let file = GgufFile::from(path).allow_unread(allow_unread);
+            let (config, text) = (Config::of_gguf(file.clone())?, Text::of_gguf(path)?);
             text.check_vocabulary(config.vocab)?;
-            return Ok(Self { weights: Weights::Gguf(path.into()), config, text: Arc::new(text) });
+            return Ok(Self { weights: Weights::Gguf(file), config, text: Arc::new(text) });
         }
         let checkpoint = Checkpoint::find(&path.display().to_string()).map_err(DecoderError::from)?;
+        let checkpoint = checkpoint.allow_unread(allow_unread);
         let (config, text) = (Config::of_checkpoint(&checkpoint)?, Text::of_checkpoint(&checkpoint)?);
         text.check_vocabulary(config.vocab)?;
         Ok(Self { weights: Weights::Checkpoint(Box::new(checkpoint)), config, text: Arc::new(text) })
@@ -91,15 +101,16 @@ impl TextDecoder {
     /// may fail with.
     pub fn scheduler(&self, room: Room, device: &Device, builder: Option<&Builder>) -> Result<Scheduler> {
         let Room { sequences, context, dtype } = room;
-        let dense = |weights| {
-            self.config.fits(sequences, context, dtype, device)?;
-            Decoder::load(weights, &self.config, context)
-        };
         let model = match &self.weights {
-            Weights::Gguf(path) => Decoder::load_gguf(path, dtype, device, sequences, context),
-            Weights::Checkpoint(checkpoint) => dense(checkpoint.weights(dtype, device).map_err(DecoderError::from)?),
-            Weights::Seeded(seed) => dense(opara_weights::seeded(*seed, dtype, device)),
-        }?;
+            Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, sequences, context)?,
+            Weights::Checkpoint(checkpoint) => {
+                Decoder::of_checkpoint(checkpoint, &self.config, dtype, device, sequences, context)?
+            }
+            Weights::Seeded(seed) => {
+                self.config.fits(sequences, context, dtype, device)?;
+                Decoder::load(opara_weights::seeded(*seed, dtype, device), &self.config, context)?
+            }
+        };
         Ok(Scheduler::new(Arc::new(model), sequences, builder)?)
     }
 }

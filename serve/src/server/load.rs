@@ -43,7 +43,8 @@ pub fn models(settings: &Settings, registry: &Arc<Registry>) -> Result<Models> {
             loader("tiny-decoder".into(), Box::new(move || Ok(Source::Decoder(TextDecoder::random(seed)?)))),
         ]));
     }
-    let of_path = |(name, path): (String, PathBuf)| loader(name, Box::new(move || Source::open(&path)));
+    let allow_unread = settings.allow_unread;
+    let of_path = |(name, path): (String, PathBuf)| loader(name, Box::new(move || Source::open(&path, allow_unread)));
     Ok(Models::new(named.into_iter().map(of_path)))
 }
 
@@ -56,18 +57,20 @@ enum Source {
 impl Source {
     /// What a checkpoint says it is: a BERT and a folder of sentence-transformers are embedders, all else must be a decoder that is
     /// known.
-    fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path, allow_unread: bool) -> Result<Self> {
         if is_gguf(path) {
-            return Ok(Self::Decoder(TextDecoder::open(path)?));
+            return Ok(Self::Decoder(TextDecoder::open_with(path, allow_unread)?));
         }
         ensure!(path.is_dir(), "{}: there is no such folder", path.display());
         if has_modules(path) {
-            return Ok(Self::Embedder(TextModel::open(path)?));
+            return Ok(Self::Embedder(TextModel::open_with(path, allow_unread)?));
         }
         let config: serde_json::Value = Checkpoint::find(&path.display().to_string())?.config()?;
         match config.get("model_type").and_then(|kind| kind.as_str()) {
-            None | Some("bert") => Ok(Self::Embedder(TextModel::open(path)?)),
-            Some(_) => Ok(Self::Decoder(TextDecoder::open(path).context("not a BERT, and no decoder")?)),
+            None | Some("bert") => Ok(Self::Embedder(TextModel::open_with(path, allow_unread)?)),
+            Some(_) => {
+                Ok(Self::Decoder(TextDecoder::open_with(path, allow_unread).context("not a BERT, and no decoder")?))
+            }
         }
     }
 }

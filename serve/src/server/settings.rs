@@ -60,6 +60,12 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<String>,
 
+    /// Load models though fields of their configuration, their quantization or some of their tensors are not known, and may change
+    /// the answer. Warnings name them.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    pub allow_unread: bool,
+
     /// Size of `bert` with random weights. Default: base.
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]

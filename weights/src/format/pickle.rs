@@ -12,6 +12,9 @@ use super::Flaw;
 /// The maximal size of a pickle in bytes. A tensor is described by some hundred bytes.
 pub(super) const MAX_PICKLE: u64 = 32 << 20;
 
+/// The most values that a pickle may have on its stack, in its memo and in all: a tensor is described by some 25.
+const MAX_VALUES: usize = 8 << 20;
+
 /// A value's index in the list of nodes.
 pub(super) type Id = usize;
 
@@ -49,7 +52,11 @@ impl Pickle {
             marks: vec![],
             memo: HashMap::new(),
         };
-        while machine.step()? {}
+        while machine.step()? {
+            if machine.nodes.len() + machine.stack.len() + machine.memo.len() > MAX_VALUES {
+                return Err(format!("its pickle has more than {MAX_VALUES} values").into());
+            }
+        }
         let root = machine.pop()?;
         Ok(Self { nodes: machine.nodes, root })
     }

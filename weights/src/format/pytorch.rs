@@ -72,8 +72,13 @@ fn archive(reader: BufReader<File>, size: u64) -> Result<(Pickle, Storages), Fla
         little_endian(order == b"little")?;
     }
     let mut pickled = Vec::new();
+    let entry = zip.by_name(&name)?;
+    // PyTorch compresses nothing, and what it takes to read a pickle is a multiple of its size.
+    if entry.compressed_size() < entry.size() {
+        return Err(format!("its `{name}` is compressed").into());
+    }
     // Reads to the end of the entry, because the checksum is verified there.
-    zip.by_name(&name)?.take(MAX_PICKLE).read_to_end(&mut pickled)?;
+    entry.take(MAX_PICKLE).read_to_end(&mut pickled)?;
     let pickle = Pickle::read(&mut pickled.as_slice())?;
 
     let mut storages = Storages::new();
