@@ -5,6 +5,7 @@ use candle_nn::{VarBuilder, VarMap};
 use candle_transformers::models::bert as reference;
 use opara_candle::{Mode, OnUncapturable, OparaExecutor};
 use opara_models::bert::{BertModel, Config, HiddenAct};
+use opara_weights::Checkpoint;
 
 const BATCH: usize = 2;
 const SEQ: usize = 17;
@@ -187,4 +188,64 @@ fn heads_must_divide_the_hidden_size() {
         let error = BertModel::load(seeded(DType::F32), &config).err().expect("an error");
         assert!(error.to_string().contains("num_attention_heads"), "{error}");
     }
+}
+
+/// Names of 2018: `gamma` and `beta`, below `bert.`, beside heads for training.
+#[test]
+fn norms_have_their_old_names_too() -> std::result::Result<(), Box<dyn std::error::Error>> {
+    let config = Config::tiny();
+    let names = VarMap::new();
+    BertModel::load(VarBuilder::from_varmap(&names, DType::F32, &Device::Cpu), &config)?;
+    let weights = seeded(DType::F32);
+    let names: Vec<_> = names
+        .data()
+        .lock()
+        .map_err(|_| "a poisoned lock")?
+        .iter()
+        .map(|(name, var)| (name.clone(), var.dims().to_vec()))
+        .collect();
+    let folder = tempfile::tempdir()?;
+    let json = serde_json::json!({"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "max_position_embeddings": 64, "type_vocab_size": 2, "hidden_act": "gelu"});
+    std::fs::write(folder.path().join("config.json"), json.to_string())?;
+    let load = |more: &[&str]| -> std::result::Result<BertModel, Box<dyn std::error::Error>> {
+        let mut tensors = std::collections::HashMap::new();
+        for (name, dims) in &names {
+            let tensor = weights.get(dims.as_slice(), &format!("bert.{name}"))?;
+            let old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta");
+            tensors.insert(format!("bert.{old}"), tensor);
+        }
+        for name in more {
+            tensors.insert((*name).to_owned(), Tensor::ones(3, DType::F32, &Device::Cpu)?);
+        }
+        candle::safetensors::save(&tensors, folder.path().join("model.safetensors"))?;
+        let checkpoint = Checkpoint::find(folder.path().to_str().ok_or("a path of UTF-8")?)?;
+        let loaded = checkpoint.load(DType::F32, &Device::Cpu)?;
+        let config = Config::of_checkpoint(&checkpoint)?;
+        assert_eq!(config, Config::tiny());
+        let model = BertModel::load(loaded.vb.clone(), &config)?;
+        loaded.check(BertModel::is_head)?;
+        Ok(model)
+    };
+    let (ids, types) = tokens(&config)?;
+    let expected = BertModel::load(seeded(DType::F32), &config)?.forward(&ids, &types, None)?;
+    let heads = [
+        "bert.pooler.dense.weight",
+        "cls.predictions.bias",
+        "cls.seq_relationship.weight",
+        "bert.embeddings.position_ids",
+    ];
+    assert_eq!(max_difference(&load(&heads)?.forward(&ids, &types, None)?, &expected)?, 0.);
+    for name in [
+        "classifier.weight",
+        "qa_outputs.bias",
+        "bert.encoder.layer.0.attention.self.distance_embedding.weight",
+        "bert.embeddings.LayerNorm.weight",
+        "bert.encoder.layer.0.attention.self.query.lora_A.weight",
+        "linear.weight",
+    ] {
+        let error = load(&[name]).err().ok_or("a tensor that is not read")?.to_string();
+        assert!(error.contains(name), "{name}: {error}");
+    }
+    Ok(())
 }
