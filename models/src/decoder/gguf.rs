@@ -118,7 +118,7 @@ impl Gguf {
 
     /// The names of all metadata.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.content.metadata.keys().map(String::as_str)
+        self.header.metadata.keys().map(String::as_str)
     }
 
     pub fn text(&self, name: &str) -> Option<&str> {
