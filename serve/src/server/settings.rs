@@ -60,12 +60,6 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<String>,
 
-    /// Load models though fields of their configuration, their quantization or some of their tensors are not known, and may change
-    /// the answer. Warnings name them.
-    #[arg(long)]
-    #[serde(skip_serializing_if = "is_false")]
-    pub allow_unread: bool,
-
     /// Size of `bert` with random weights. Default: base.
     #[arg(long, value_enum)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,7 +123,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "is_false")]
     pub truncate: bool,
 
-    /// Ignore what this program does not know and what may change an answer, with a warning: fields of requests.
+    /// Ignore what this program does not know and what may change an answer, with a warning: fields of requests, and
+    /// of models' configurations, their quantizations, tensors and metadata.
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     pub allow_unread: bool,
