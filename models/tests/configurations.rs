@@ -289,6 +289,7 @@ fn numbers_that_no_model_has_are_refused() {
         json!({"hidden_size": u64::MAX}),
         json!({"num_attention_heads": 1u64 << 31, "num_key_value_heads": 1u64 << 31, "head_dim": 1u64 << 31}),
         json!({"num_attention_heads": 4096}),
+        json!({"num_hidden_layers": 9999, "hidden_size": 1u64 << 31, "head_dim": 64, "intermediate_size": 1u64 << 31}),
         json!({"head_dim": 3}),
         json!({"rms_norm_eps": -1e-5}),
         json!({"rms_norm_eps": 0.0}),

@@ -130,6 +130,9 @@ const FORCED: [&str; 7] = [
     "suppress_tokens",
 ];
 
+/// More weights than any machine has room for: bytes of so many do not overflow 64 bits.
+const MOST_WEIGHTS: u64 = 1 << 50;
+
 /// The most layers that a configuration may name: the deepest models have a hundredth of them.
 const MOST_LAYERS: usize = 1 << 14;
 
@@ -260,6 +263,9 @@ impl Config {
         if let Some((name, count)) = named.into_iter().find(|(_, count)| *count == 0 || u32::try_from(*count).is_err())
         {
             return Err(DecoderError::config(format!("{count} {name}: at least 1 and at most {}", u32::MAX)));
+        }
+        if self.parameters() > MOST_WEIGHTS {
+            return Err(DecoderError::config(format!("{} weights: no machine has room for them", self.parameters())));
         }
         if !heads.is_multiple_of(kv_heads) {
             return Err(DecoderError::config(format!("{kv_heads} heads of keys do not divide {heads} of queries")));
