@@ -80,14 +80,16 @@ impl Template {
         let of_parts = probe(json!([{"role": "user", "content": [{"type": "text", "text": said}]}]));
         let of_text = probe(json!([{"role": "user", "content": said}]));
         let call = json!({"id": "call00001", "type": "function", "function": {"name": "f", "arguments": {}}});
-        let of_null = probe(json!([
-            {"role": "user", "content": said}, {"role": "assistant", "content": null, "tool_calls": [call]},
-        ]));
+        let nones = |content: serde_json::Value| {
+            let answer = json!({"role": "assistant", "content": content, "tool_calls": [call]});
+            probe(json!([{"role": "user", "content": said}, answer])).matches("None").count()
+        };
         // Written as a list, it has the names of its parts.
         let is_listed = ["'text'", "\"text\""].iter().any(|name| of_parts.contains(name));
+        let writes_null = nones(json!(null)) > nones(json!(""));
         template.reads_parts = of_parts.contains(said) && !is_listed;
         template.reads_texts = of_text.contains(said) || !template.reads_parts;
-        template.writes_null = of_null.contains("None");
+        template.writes_null = writes_null;
         Ok(template)
     }
 

@@ -80,6 +80,10 @@ fn no_content_is_null_beside_calls_and_empty_elsewhere() {
     let reads =
         of("{% for m in messages %}{% if m.content is none %}-{% else %}[{{ m.content }}]{% endif %}{% endfor %}");
     assert_eq!(prompt(&reads, &calls), "[]-");
+    let of_none = of(
+        "None? {% for m in messages %}{% if m.content is none %}-{% else %}[{{ m.content }}]{% endif %}{% endfor %}",
+    );
+    assert_eq!(prompt(&of_none, &calls), "None? []-");
     // A template that writes it as it is gets an empty text.
     let writes = of("{% for m in messages %}[{{ m.content }}]{% endfor %}");
     assert_eq!(prompt(&writes, &calls), "[][]");
