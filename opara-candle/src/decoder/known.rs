@@ -1,11 +1,15 @@
 //! A captured step of a module, as a rewritten graph.
 
+use std::any::Any;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use candle::Tensor;
 use opara_plan::rewrite::{Graph, Growth, Source, Standing};
+use parking_lot::Mutex;
 
-use super::Forward;
+use super::texts::{Text, Texts};
 use crate::backend::Function;
 use crate::cuda::{Place, WholePass};
 use crate::panics::caught;
@@ -52,17 +56,51 @@ impl Known {
     }
 }
 
-/// Captures a step behind a text of `length` tokens, on a clone of the model.
-pub(super) fn captured<M: Clone + Send + Sync + 'static>(
-    forward: &Forward<M>,
-    model: &M,
+/// A capture, with the models that it ran on: it says where their caches lie.
+pub(super) struct Captured {
+    pass: WholePass,
+    _models: Box<dyn Any + Send>,
+}
+
+impl Deref for Captured {
+    type Target = WholePass;
+
+    fn deref(&self) -> &WholePass {
+        &self.pass
+    }
+}
+
+/// Captures a step behind a text of `length` tokens, on a copy of it.
+///
+/// A capture that is repeated runs the step again, on a copy of its own. Copies are made before, since making one may launch kernels.
+pub(super) fn captured<M: Send + 'static>(
+    texts: &Texts<M>,
+    text: &Text<M>,
     token: &Tensor,
     length: usize,
-) -> Result<WholePass> {
-    let (forward, model) = (forward.clone(), model.clone());
-    let function: Function =
-        Arc::new(move |x: &[Tensor]| Ok(caught(|| Ok(vec![forward(&mut model.clone(), &x[0], length)?]))?));
-    WholePass::of(&function, std::slice::from_ref(token))
+) -> Result<Captured> {
+    let mut result = Err(refused("its capture is repeated again and again"));
+    for copies in [1, 2, 6] {
+        let forward = texts.forward().clone();
+        let copies = (0..copies).map(|_| Ok(texts.copy(text)?.model)).collect::<Result<Vec<M>>>()?;
+        let (models, runs) = (Arc::new(Mutex::new((copies, Vec::new()))), Arc::new(AtomicBool::new(false)));
+        let (left, is_short) = (models.clone(), runs.clone());
+        let function: Function = Arc::new(move |x: &[Tensor]| {
+            let Some(mut model) = left.lock().0.pop() else {
+                is_short.store(true, Ordering::Relaxed);
+                candle::bail!("no copy of the model is left")
+            };
+            let logits = caught(|| Ok(vec![forward(&mut model, &x[0], length)?]));
+            left.lock().1.push(model);
+            Ok(logits?)
+        });
+        result = WholePass::of(&function, std::slice::from_ref(token))
+            .map(|pass| Captured { pass, _models: Box::new(models) });
+        if !runs.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    result
 }
 
 /// That steps are not replayed, for this reason.

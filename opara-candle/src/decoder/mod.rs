@@ -6,15 +6,16 @@ mod earlier;
 mod known;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
+mod texts;
 
 use std::sync::Arc;
 
 use candle::Tensor;
 
 use self::step::Step;
+use self::texts::{Text, Texts};
 use crate::builder::Builder;
 use crate::error::DecoderError;
-use crate::panics::caught;
 use crate::report::Report;
 use crate::{Error, OnUncapturable, Result};
 
@@ -23,13 +24,11 @@ type Forward<M> = Arc<dyn Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> +
 
 /// A decoder as it came from another library, whose steps of one token are replayed.
 ///
-/// Made by [`Builder::build_decoder`]. It has one text at a time.
+/// Made by [`Builder::build_decoder`] and [`Builder::build_decoder_from`]. It has one text at a time.
 pub struct DecoderExecutor<M> {
-    forward: Forward<M>,
-    /// The model without a text.
-    fresh: M,
-    /// The model with the text, as long as steps are not replayed.
-    model: M,
+    texts: Texts<M>,
+    /// The model with the text. `None` before the first text, and while replays have it.
+    text: Option<Text<M>>,
     /// Tokens of the text.
     length: usize,
     /// Do replays have the text?
@@ -94,13 +93,62 @@ impl Builder {
         M: Clone + Send + Sync + 'static,
         F: Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync + 'static,
     {
+        self.build_decoder_of(Texts::cloned(Arc::new(forward), model), example, capacity)
+    }
+
+    /// The same for a model that cannot be cloned: `make` makes one without a text. It should share the weights of earlier ones, as one
+    /// does that takes tensors of a [`VarBuilder`](candle_nn::VarBuilder) as they are.
+    ///
+    /// Building makes a model for each text that it reads, and each text of the executor has another one. Where a text is taken over by
+    /// replays, one more model reads its prompt.
+    ///
+    /// ```
+    /// use candle::{Device, Tensor};
+    /// use opara_candle::OparaExecutor;
+    ///
+    /// /// Stands for a model with a cache that is not `Clone`.
+    /// struct Sum(u32);
+    ///
+    /// let forward = |sum: &mut Sum, tokens: &Tensor, _: usize| {
+    ///     sum.0 += tokens.sum_all()?.to_scalar::<u32>()?;
+    ///     Tensor::new(&[sum.0], tokens.device())
+    /// };
+    /// let prompt = Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?;
+    /// let mut decoder = OparaExecutor::builder().build_decoder_from(|| Ok(Sum(0)), forward, &prompt, 64)?;
+    /// for _ in 0..2 {
+    ///     assert_eq!(decoder.forward(&prompt, 0)?.to_vec1::<u32>()?, [6]); // position 0 begins a text
+    /// }
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of `make`, [`Error::Panicked`] if it panics, and errors of [`build_decoder`](Self::build_decoder).
+    pub fn build_decoder_from<M, F>(
+        self,
+        make: impl Fn() -> candle::Result<M> + Send + Sync + 'static,
+        forward: F,
+        example: &Tensor,
+        capacity: usize,
+    ) -> Result<DecoderExecutor<M>>
+    where
+        M: Send + 'static,
+        F: Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync + 'static,
+    {
+        self.build_decoder_of(Texts::made(Arc::new(forward), make), example, capacity)
+    }
+
+    fn build_decoder_of<M: Send + 'static>(
+        self,
+        texts: Texts<M>,
+        example: &Tensor,
+        capacity: usize,
+    ) -> Result<DecoderExecutor<M>> {
         let tokens = tokens_of(example)?;
         if tokens < 2 || capacity < tokens + 4 {
             return Err(DecoderError::Example { tokens, capacity }.into());
         }
-        let forward: Forward<M> = Arc::new(forward);
         let on_uncapturable = self.0.on_uncapturable;
-        let (step, refused) = match Step::build(self, &forward, &model, example, capacity) {
+        let (step, refused) = match Step::build(self, &texts, example, capacity) {
             Ok(step) => (Some(step), None),
             Err(error) if is_refusal(&error) && on_uncapturable == OnUncapturable::Eager => {
                 let reason = error.to_string();
@@ -111,13 +159,12 @@ impl Builder {
             }
             Err(error) => return Err(error),
         };
-        let (fresh, model) = (model.clone(), model);
         let (is_replayed, failed, is_broken) = (false, 0, false);
-        Ok(DecoderExecutor { forward, fresh, model, length: 0, is_replayed, failed, is_broken, step, refused })
+        Ok(DecoderExecutor { texts, text: None, length: 0, is_replayed, failed, is_broken, step, refused })
     }
 }
 
-impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
+impl<M: Send + 'static> DecoderExecutor<M> {
     /// Adds tokens `(1, n)` to the text and returns what the module returns for them. `position` says how many tokens there are before
     /// them; at 0 another text begins.
     ///
@@ -140,7 +187,10 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
             }
         }
         if position == 0 {
-            (self.model, self.is_replayed, self.failed, self.is_broken) = (self.fresh.clone(), false, 0, false);
+            // The text before goes first: there is room for one.
+            (self.text, self.is_replayed, self.failed, self.is_broken) = (None, false, 0, true);
+            self.text = Some(self.texts.fresh()?);
+            self.is_broken = false;
         }
         if self.is_broken {
             return Err(DecoderError::Broken.into());
@@ -153,9 +203,10 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
             self.take_over(tokens)?;
         }
         self.is_broken = true;
-        let logits = match &mut self.step {
-            Some(step) if self.is_replayed => step.step(tokens)?,
-            _ => caught(|| Ok((self.forward)(&mut self.model, tokens, position)?))?,
+        let logits = match (&mut self.step, &mut self.text) {
+            (Some(step), _) if self.is_replayed => step.step(tokens)?,
+            (_, Some(text)) => self.texts.add(text, tokens, position)?,
+            (_, None) => return Err(DecoderError::Position { expected: 0, got: position }.into()),
         };
         self.is_broken = false;
         self.length += count;
@@ -166,11 +217,11 @@ impl<M: Clone + Send + Sync + 'static> DecoderExecutor<M> {
     fn take_over(&mut self, token: &Tensor) -> Result<()> {
         /// After the first step behind a prompt, caches are as steps leave them.
         const ATTEMPTS: u8 = 2;
-        let Some(step) = self.step.as_mut().filter(|_| !self.is_replayed && self.failed < ATTEMPTS) else {
+        let (Some(step), Some(text)) = (self.step.as_mut().filter(|_| self.failed < ATTEMPTS), &self.text) else {
             return Ok(());
         };
-        match step.take_over(&self.forward, &self.model, token, self.length) {
-            Ok(()) => (self.model, self.is_replayed) = (self.fresh.clone(), true),
+        match step.take_over(&self.texts, text, token, self.length) {
+            Ok(()) => (self.text, self.is_replayed) = (None, true),
             Err(error) if is_refusal(&error) => {
                 self.failed += 1;
                 if self.failed == ATTEMPTS {

@@ -7,12 +7,11 @@ use opara_plan::rewrite::{Cache, Graph, Growth, Source, Standing};
 
 use super::earlier::{check_kept, check_turns, Earlier};
 use super::known::{captured, or_refused, refused, Known};
-use super::Forward;
+use super::texts::{Text, Texts};
 use crate::arguments::write;
 use crate::builder::Builder;
 use crate::cuda::{Place, WholePass};
 use crate::environment::Environment;
-use crate::panics::caught;
 use crate::report::{Mode, Report};
 use crate::rewrite::accuracy::near;
 use crate::rewrite::choice::{choose_usable, Choice};
@@ -42,10 +41,9 @@ impl Step {
     ///
     /// # Errors
     /// [`Error::NotCapturable`] with the reason if that is not known to be right for every length, and errors of the module.
-    pub fn build<M: Clone + Send + Sync + 'static>(
+    pub fn build<M: Send + 'static>(
         mut builder: Builder,
-        forward: &Forward<M>,
-        fresh: &M,
+        texts: &Texts<M>,
         example: &Tensor,
         capacity: usize,
     ) -> Result<Self> {
@@ -58,19 +56,18 @@ impl Step {
         }
         let tokens = example.dim(1)?;
         let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
-        let run = |model: &mut M, tokens: &Tensor, at| caught(|| Ok(forward(model, tokens, at)?));
         // After a step, caches are as steps leave them.
-        let behind = |prompt: &Tensor| -> Result<(M, usize)> {
-            let (mut model, tokens) = (fresh.clone(), prompt.dim(1)?);
-            run(&mut model, prompt, 0)?;
-            run(&mut model, &token, tokens)?;
-            Ok((model, tokens + 1))
+        let behind = |prompt: &Tensor| -> Result<(Text<M>, usize)> {
+            let (mut text, tokens) = (texts.fresh()?, prompt.dim(1)?);
+            texts.add(&mut text, prompt, 0)?;
+            texts.add(&mut text, &token, tokens)?;
+            Ok((text, tokens + 1))
         };
         // Keeps the caches that the first pass reads.
         let (before, length) = behind(example)?;
-        let mut model = before.clone();
-        let logits = run(&mut model.clone(), &token, length)?;
-        let pass = captured(forward, &model, &token, length)?;
+        let mut text = texts.copy(&before)?;
+        let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
+        let pass = captured(texts, &text, &token, length)?;
         let inputs = inputs(&pass, &token)?;
         let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
         let other = |at| -> candle::Result<Vec<Tensor>> {
@@ -89,9 +86,9 @@ impl Step {
         let (Choice { graph, standing, compared, notes, .. }, ()) = chosen.map_err(|why| refused(&why))?;
         let first = Known::rewritten(graph, &pass, length);
 
-        run(&mut model, &token, length)?;
+        texts.add(&mut text, &token, length)?;
         let last = length + 1;
-        let later = captured(forward, &model, &token, last)?;
+        let later = captured(texts, &text, &token, last)?;
         let second = Known::of(&later, &standing, last)?;
         // A rule that stays out may be what would explain a difference.
         let short = first.and(&second).map_err(|error| match (error, &notes[..]) {
@@ -101,15 +98,15 @@ impl Step {
         check_kept(&short, (&pass, &first), (&later, &second))?;
         drop(before);
         // The longest text: what the host decides by the length is to be the same there.
-        let long = || -> Result<(M, usize)> {
+        let long = || -> Result<(Text<M>, usize)> {
             let ids = example.to_dtype(DType::U32)?.to_vec2::<u32>()?.concat();
             let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 3), example.device())?;
             behind(&ids.unsqueeze(0)?.to_dtype(example.dtype())?)
         };
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
         let (longest, length) = long().map_err(|error| or_refused(error, &said))?;
-        let far_pass = captured(forward, &longest, &token, length)?;
-        // `model` still has the buffers of the first text.
+        let far_pass = captured(texts, &longest, &token, length)?;
+        // `text` still has the buffers of the first text.
         if pass.overwritten.iter().any(|&input| far_pass.places.get(input) == Some(&pass.places[input])) {
             return Err(refused("clones of the model write to the same cache"));
         }
@@ -117,8 +114,8 @@ impl Step {
         // One more step: two in a row show whether a cache that is full overwrites its oldest token. Of a text of its own, since a
         // clone's step would overwrite a token of `longest`.
         let (mut next, _) = long().map_err(|error| or_refused(error, &said))?;
-        run(&mut next, &token, length)?;
-        let farthest = Known::of(&captured(forward, &next, &token, length + 1)?, &standing, length + 1)?;
+        texts.add(&mut next, &token, length)?;
+        let farthest = Known::of(&captured(texts, &next, &token, length + 1)?, &standing, length + 1)?;
         drop(next);
         let (at_far, growth) = (first.and(&far)?, first.and(&farthest)?);
         if !short.agrees(&growth, last as u64) || !at_far.agrees(&growth, length as u64) {
@@ -144,11 +141,11 @@ impl Step {
             return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
         }
         let mut step = Self { executor, state, growth, standing, known: [first, second], capacity };
-        for (mut model, length) in [(longest, length), (model, last)] {
-            step.take_over(forward, &model, &token, length)?;
+        for (mut text, length) in [(longest, length), (text, last)] {
+            step.take_over(texts, &text, &token, length)?;
             // Two steps, if there is room: the second one reads what the first one has appended.
             for at in length..capacity.min(length + 2) {
-                let (given, expected) = (step.step(&token)?, run(&mut model, &token, at)?);
+                let (given, expected) = (step.step(&token)?, texts.add(&mut text, &token, at)?);
                 let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart())?;
                 verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
             }
@@ -164,14 +161,14 @@ impl Step {
     ///
     /// # Errors
     /// [`Error::NotCapturable`] if that step is another one.
-    pub fn take_over<M: Clone + Send + Sync + 'static>(
+    pub fn take_over<M: Send + 'static>(
         &mut self,
-        forward: &Forward<M>,
-        model: &M,
+        texts: &Texts<M>,
+        text: &Text<M>,
         token: &Tensor,
         length: usize,
     ) -> Result<()> {
-        let pass = captured(forward, model, token, length)?;
+        let pass = captured(texts, text, token, length)?;
         let now = Known::of(&pass, &self.standing, length)?;
         let [first, second] = &self.known;
         let other = if first.length == length { second } else { first };

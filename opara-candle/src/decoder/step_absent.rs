@@ -2,7 +2,7 @@
 
 use candle::Tensor;
 
-use super::Forward;
+use super::texts::{Text, Texts};
 use crate::builder::Builder;
 use crate::report::Report;
 use crate::{Error, Result};
@@ -11,7 +11,7 @@ use crate::{Error, Result};
 pub(super) enum Step {}
 
 impl Step {
-    pub fn build<M>(_: Builder, _: &Forward<M>, _: &M, _: &Tensor, _: usize) -> Result<Self> {
+    pub fn build<M>(_: Builder, _: &Texts<M>, _: &Tensor, _: usize) -> Result<Self> {
         Err(Error::NotCapturable { reason: "a CPU runs what it is given".into() })
     }
 
@@ -19,7 +19,7 @@ impl Step {
         match *self {}
     }
 
-    pub fn take_over<M>(&mut self, _: &Forward<M>, _: &M, _: &Tensor, _: usize) -> Result<()> {
+    pub fn take_over<M>(&mut self, _: &Texts<M>, _: &Text<M>, _: &Tensor, _: usize) -> Result<()> {
         match *self {}
     }
 

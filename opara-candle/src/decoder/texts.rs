@@ -1,0 +1,87 @@
+//! The models of a decoder's texts: one for each text.
+
+use candle::Tensor;
+
+use super::Forward;
+use crate::panics::caught;
+use crate::Result;
+
+/// Where models of texts come from.
+pub(super) struct Texts<M> {
+    forward: Forward<M>,
+    source: Source<M>,
+}
+
+enum Source<M> {
+    /// A model without a text, and its clone.
+    Cloned(M, fn(&M) -> M),
+    Made(Box<dyn Fn() -> candle::Result<M> + Send + Sync>),
+}
+
+/// A model with its text.
+pub(super) struct Text<M> {
+    pub model: M,
+    /// What it has read, with the position of each part: if it cannot be cloned, another model reads the same.
+    read: Vec<(Tensor, usize)>,
+}
+
+impl<M> Texts<M> {
+    /// Clones of a model without a text.
+    pub fn cloned(forward: Forward<M>, fresh: M) -> Self
+    where
+        M: Clone,
+    {
+        Self { forward, source: Source::Cloned(fresh, M::clone) }
+    }
+
+    /// Models that `make` makes.
+    pub fn made(forward: Forward<M>, make: impl Fn() -> candle::Result<M> + Send + Sync + 'static) -> Self {
+        Self { forward, source: Source::Made(Box::new(make)) }
+    }
+
+    /// A model without a text.
+    ///
+    /// # Errors
+    /// Errors of the function that makes it, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
+    pub fn fresh(&self) -> Result<Text<M>> {
+        let model = match &self.source {
+            Source::Cloned(fresh, clone) => clone(fresh),
+            Source::Made(make) => caught(|| Ok(make()?))?,
+        };
+        Ok(Text { model, read: Vec::new() })
+    }
+
+    /// Adds tokens `(1, n)` to a text of `position` tokens, and gives what the model returns.
+    ///
+    /// # Errors
+    /// The model's own errors, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
+    pub fn add(&self, text: &mut Text<M>, tokens: &Tensor, position: usize) -> Result<Tensor> {
+        let logits = caught(|| Ok((self.forward)(&mut text.model, tokens, position)?))?;
+        if matches!(self.source, Source::Made(_)) {
+            text.read.push((tokens.clone(), position));
+        }
+        Ok(logits)
+    }
+
+    /// Another model with the same text.
+    ///
+    /// # Errors
+    /// Errors of [`fresh`](Self::fresh) and of [`add`](Self::add).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+    pub fn copy(&self, text: &Text<M>) -> Result<Text<M>> {
+        if let Source::Cloned(_, clone) = &self.source {
+            return Ok(Text { model: clone(&text.model), read: Vec::new() });
+        }
+        let mut copy = self.fresh()?;
+        for (tokens, position) in &text.read {
+            self.add(&mut copy, tokens, *position)?;
+        }
+        Ok(copy)
+    }
+
+    /// The forward pass.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+    pub fn forward(&self) -> &Forward<M> {
+        &self.forward
+    }
+}
