@@ -163,12 +163,13 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
     let ids = [Tensor::new(&[1u32, 2], CPU)?];
     let count =
         |builder: Builder, inputs: &[Tensor]| Ok::<_, anyhow::Error>(calls_while_built(builder, relu, inputs)?.1);
-    assert_eq!(count(OparaExecutor::builder(), &floats)?, 4);
-    assert_eq!(count(OparaExecutor::builder().example(&one(1)?).example(&one(2)?), &floats)?, 6);
-    assert_eq!(count(OparaExecutor::builder().verify(false), &floats)?, 2);
+    assert_eq!(count(OparaExecutor::builder(), &floats)?, 7);
+    assert_eq!(count(OparaExecutor::builder().assume_pure(true), &floats)?, 4);
+    assert_eq!(count(OparaExecutor::builder().example(&one(1)?).example(&one(2)?), &floats)?, 9);
+    assert_eq!(count(OparaExecutor::builder().verify(false), &floats)?, 5);
     assert_eq!(count(OparaExecutor::builder().on_stateful(OnStateful::Eager), &floats)?, 0);
     let add = |t: &[Tensor]| Ok(vec![ops::add(&t[0], &t[0])?]);
-    assert_eq!(calls_while_built(OparaExecutor::builder(), add, &ids)?.1, 2);
+    assert_eq!(calls_while_built(OparaExecutor::builder(), add, &ids)?.1, 5);
     let plain = |t: &[Tensor]| Ok(vec![t[0].relu()?]);
     let (fast, calls) = calls_while_built(OparaExecutor::builder(), plain, &floats)?;
     assert_eq!((calls, fast.report().mode), (2, Mode::Eager));
@@ -181,7 +182,7 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
         relu(t)
     };
     let fast = OparaExecutor::builder().example(&one(1)?).build_fn(function, &one(0)?)?;
-    for (rows, expected) in [(4, 5), (7, 9), (4, 9), (7, 9)] {
+    for (rows, expected) in [(4, 8), (7, 15), (4, 15), (7, 15)] {
         fast.call(&[waves(0, (rows, 6))?])?;
         assert_eq!(calls.load(Ordering::Relaxed), expected, "after {rows} rows");
     }
@@ -236,8 +237,11 @@ fn a_position_read_from_an_input_is_refused() -> anyhow::Result<()> {
         assert!(fast.report().mode == Mode::Eager && reason.contains("differs"), "{}", fast.report());
         assert!(reason.contains("the module is not a pure function of its inputs"), "{reason}");
         answers_like(&fast, function, inputs);
-        // Without another example it cannot be detected, and the report says so.
-        let fast = OparaExecutor::builder().build_fn(function, &inputs(0)?)?;
+        // Nor without another example.
+        let fast = refused(function, &inputs(0)?, &["reads values"]);
+        answers_like(&fast, function, inputs);
+        // With a promise it is not looked for, and the report says what is not known.
+        let fast = OparaExecutor::builder().assume_pure(true).build_fn(function, &inputs(0)?)?;
         let report = fast.report();
         assert_eq!(
             (report.mode, report.verified_inputs, &report.unvaried_inputs),
@@ -282,19 +286,19 @@ fn strided_and_broadcast_tensors_can_be_examples() -> anyhow::Result<()> {
 
 #[test]
 fn a_folded_operator_that_panics_is_an_error() -> anyhow::Result<()> {
-    // It is recorded four times and then folded.
+    // It is recorded four times, runs three times where inputs have no values, and is then folded.
     let runs = Arc::new(AtomicUsize::new(0));
     let count = runs.clone();
     let function = move |t: &[Tensor]| {
         let count = count.clone();
-        let ones = ops::constant("fifth", move || {
-            assert!(count.fetch_add(1, Ordering::Relaxed) != 4, "the fifth run");
+        let ones = ops::constant("eighth", move || {
+            assert!(count.fetch_add(1, Ordering::Relaxed) != 7, "the eighth run");
             Tensor::ones((4, 6), DType::F32, CPU)
         })?;
         Ok(vec![ops::add(&t[0], &ones)?])
     };
     let error = OparaExecutor::builder().build_fn(function, &one(0)?).expect_err("it panics");
-    assert!(matches!(&error, Error::Panicked { message } if message == "the fifth run"), "{error}");
+    assert!(matches!(&error, Error::Panicked { message } if message == "the eighth run"), "{error}");
     Ok(())
 }
 
@@ -306,8 +310,8 @@ fn a_module_that_fails_on_other_values_is_refused() -> anyhow::Result<()> {
     };
     let inputs = |i: usize| Ok(vec![waves(i, (4, 6))?.abs()?]);
     answers_like(&refused(function, &inputs(0)?, &["other values", "is not a share"]), function, inputs);
-    // Without verification, it is called with the example only, and is replayed.
-    let fast = OparaExecutor::builder().verify(false).build_fn(function, &inputs(0)?)?;
+    // Without verification, it is called with the example only, and by promise it is replayed.
+    let fast = OparaExecutor::builder().verify(false).assume_pure(true).build_fn(function, &inputs(0)?)?;
     assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
     answers_like(&fast, function, inputs);
     // A failure on the user's own further example is the module's error.

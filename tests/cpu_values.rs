@@ -57,7 +57,7 @@ fn made_up_ids_stay_in_the_range_of_the_example() -> anyhow::Result<()> {
     };
     let inputs = |i: usize| Ok(vec![Tensor::full(1 + (i % 4) as u32, 3, CPU)?]);
     for builder in [OparaExecutor::builder(), OparaExecutor::builder().verify(false)] {
-        let fast = builder.build_fn(function.clone(), &inputs(0)?)?;
+        let fast = builder.assume_pure(true).build_fn(function.clone(), &inputs(0)?)?;
         assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
         answers_like(&fast, function.clone(), inputs);
     }
@@ -90,7 +90,7 @@ fn a_further_example_detects_a_mode() -> anyhow::Result<()> {
 
 #[test]
 fn the_report_names_an_integer_input_that_no_example_varies() -> anyhow::Result<()> {
-    let report = OparaExecutor::builder().build_fn(by_mode, &with_mode(0)?)?.report();
+    let report = OparaExecutor::builder().assume_pure(true).build_fn(by_mode, &with_mode(0)?)?.report();
     assert_eq!((report.verified, report.verified_inputs, report.unvaried_inputs), (true, 3, vec![1]));
     let ids = |i: u32| Ok::<_, candle::Error>([Tensor::new(&[i, i + 1], CPU)?]);
     let double = |t: &[Tensor]| Ok(vec![ops::add(&t[0], &t[0])?]);

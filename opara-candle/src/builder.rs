@@ -6,6 +6,7 @@ use std::sync::Arc;
 use candle::{Module, Tensor};
 
 use crate::backend::Function;
+use crate::empty::placed;
 use crate::executor::OparaExecutor;
 use crate::options::{Numerics, OnStateful, OnUncapturable, Options};
 use crate::panics::caught;
@@ -41,23 +42,22 @@ impl Builder {
     /// when these shapes are rebuilt; they are not used for other shapes.
     ///
     /// Building never makes up integers, since an id that is out of range could do harm (see [`verify`](Self::verify)). So only
-    /// further examples can show that a module's host code depends on integers:
+    /// further examples compare replays on other integers:
     ///
     /// ```
     /// use candle::{Device, Tensor};
-    /// use opara_candle::{ops, Mode, OparaExecutor};
+    /// use opara_candle::{ops, OparaExecutor};
     ///
-    /// let decode = |t: &[Tensor]| match t[1].to_scalar::<u32>()? {
-    ///     0 => Ok(vec![ops::relu(&t[0])?]),
-    ///     _ => Ok(vec![ops::tanh(&t[0])?]),
-    /// };
-    /// let inputs = |mode: u32| Ok::<_, candle::Error>([Tensor::new(&[-1f32, 1.], &Device::Cpu)?, Tensor::new(mode, &Device::Cpu)?]);
-    /// let fast = OparaExecutor::builder().example(&inputs(1)?).build_fn(decode, &inputs(0)?)?;
-    /// assert_eq!(fast.report().mode, Mode::Eager); // Its operators depend on the mode.
+    /// let table = Tensor::randn(0f32, 1., (10, 4), &Device::Cpu)?;
+    /// let rows = move |t: &[Tensor]| Ok(vec![ops::embedding(&table, &t[0])?]);
+    /// let ids = |ids: [u32; 2]| Ok::<_, candle::Error>([Tensor::new(&ids, &Device::Cpu)?]);
+    /// let fast = OparaExecutor::builder().example(&ids([7, 0])?).build_fn(rows, &ids([1, 2])?)?;
+    /// assert_eq!(fast.report().verified_inputs, 2);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn example(mut self, inputs: &[Tensor]) -> Self {
-        self.0.further.push(inputs.to_vec());
+        let own = |input: &Tensor| placed(input.detach()).unwrap_or_else(|_| input.clone());
+        self.0.further.push(inputs.iter().map(own).collect());
         self
     }
 
@@ -69,15 +69,38 @@ impl Builder {
     /// is not finite). On a GPU, where reads by host code are refused anyway, there is one: reversed, and multiplied by 0.75 if
     /// reversing changes nothing. Integers are never altered.
     ///
-    /// This finds most modules whose host code depends on values: a branch on the sign of a sum, a scale that is read from an input.
-    /// They run eagerly. On the CPU it cannot find:
-    ///
-    /// - a branch on integers that are equal in all examples, such as a mode, or a position that is 0 in the only example.
-    ///   [`Report::unvaried_inputs`](crate::Report::unvaried_inputs) lists such inputs, and a warning names them;
-    /// - a branch on floats that goes the same way for all examples and both copies, such as `max > 1000`;
-    /// - host code that changes its behaviour later, for example at the tenth call.
+    /// It does not find host code that changes its behaviour later, for example at the tenth call.
     pub fn verify(mut self, verify: bool) -> Self {
         self.0.verify = verify;
+        self
+    }
+
+    /// Promises that the module computes the same operators whatever values its inputs have: on the CPU, its host code may then read
+    /// values, such as ids that it checks. Default: false.
+    ///
+    /// On the CPU candle's own operators are not recorded, so a replay repeats nothing that follows from a value that they read. So
+    /// building also runs the module on tensors without values, which candle's operators refuse: a module that reads one runs eagerly.
+    /// With this promise that is left out. Replays of a module that breaks it can be wrong where its host code takes another branch than
+    /// with all examples; [`recheck`](Self::recheck) finds that some calls later. On a GPU the promise has no effect: captures refuse
+    /// every read.
+    ///
+    /// ```
+    /// use candle::{Device, Tensor};
+    /// use opara_candle::{ops, Mode, OparaExecutor};
+    ///
+    /// let checked = |ids: &Tensor| {
+    ///     if ids.max_all()?.to_scalar::<u32>()? > 9 {
+    ///         candle::bail!("no such id")
+    ///     }
+    ///     ops::to_dtype(ids, candle::DType::F32)
+    /// };
+    /// let ids = Tensor::new(&[1u32, 2], &Device::Cpu)?;
+    /// let mode = |pure| OparaExecutor::builder().assume_pure(pure).build(checked, &ids).map(|fast| fast.report().mode);
+    /// assert_eq!((mode(false)?, mode(true)?), (Mode::Eager, Mode::Threads));
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    pub fn assume_pure(mut self, pure: bool) -> Self {
+        self.0.is_pure = pure;
         self
     }
 

@@ -29,7 +29,6 @@ thread_local! {
 ///
 /// # Errors
 /// Errors of `job`, and [`Error::Panicked`] if it panics.
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only passes on a GPU are captured"))]
 pub(crate) fn run<T: Send + 'static>(job: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     if IS_CAPTURE_THREAD.get() {
         return caught(job);

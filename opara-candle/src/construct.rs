@@ -32,8 +32,9 @@ impl OparaExecutor {
     /// | on copies of the example with other floats, if it holds floats and is [verified](Builder::verify) | 2 | 1 |
     /// | on the example again, which must give the same bits | 1 | 1 |
     /// | while it is captured | | 2 |
+    /// | on tensors without values, where operators compute nothing, unless it is [promised](Builder::assume_pure) to be pure | 3 | |
     ///
-    /// So usually 4 on the CPU and 5 on a GPU; 2 and 4 if all inputs are integers. There are more calls in these cases:
+    /// So usually 7 on the CPU and 5 on a GPU; 5 and 4 if all inputs are integers. There are more calls in these cases:
     ///
     /// - A capture is repeated if an output is an input, a weight or a view, if the driver aborts it, or if two captures differ in a
     ///   library's kernels.
@@ -107,7 +108,8 @@ impl OparaExecutor {
     /// Warns about inputs whose values verification could not change.
     pub(crate) fn warned(self) -> Self {
         let Report { unvaried_inputs, verified_inputs, .. } = self.report();
-        if !unvaried_inputs.is_empty() {
+        // On a CPU a module whose host code depends on values is not replayed, unless that is ruled out by promise.
+        if !unvaried_inputs.is_empty() && self.depends_on_promise() {
             tracing::warn!(
                 inputs = ?unvaried_inputs,
                 verified_inputs,

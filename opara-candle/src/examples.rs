@@ -13,6 +13,8 @@ pub(crate) struct Examples {
     pub further: Vec<Vec<Tensor>>,
     /// Are copies of the example with other floats used, too?
     pub altered: bool,
+    /// Does the user promise that host code does not depend on values?
+    pub is_pure: bool,
     /// The state among the arguments. All inputs run with the example's state.
     pub state: StateArguments,
 }

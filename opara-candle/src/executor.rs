@@ -7,6 +7,7 @@ use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Function, Replay};
+use crate::empty::{all_placed, placed};
 use crate::environment::Environment;
 use crate::host_copies::HostCopies;
 use crate::options::{OnUncapturable, Options};
@@ -15,7 +16,7 @@ use crate::plans::{Entry, Plans};
 use crate::recheck::Rechecks;
 use crate::reentrancy::is_nested;
 use crate::shapes::{key, Key};
-use crate::{cuda, zero_copy, Error, Result};
+use crate::{cuda, gradient, zero_copy, Error, Result};
 
 /// Makes the arguments that a plan is built on, if one is to be built.
 pub(crate) type BuiltOn<'a> = &'a dyn Fn() -> Result<Vec<Tensor>>;
@@ -31,9 +32,8 @@ const ATTEMPTS: usize = 4;
 /// The module must compute its outputs from its inputs and its weights alone, by the same operators at every call.
 /// Weights are constants: call [`invalidate`](Self::invalidate) after changing them.
 ///
-/// Threads may share an executor. Plans of one executor are built one at a time, and calls of new shapes wait for that;
-/// calls of shapes that are built already do not. While a plan is built the module runs, so it must not wait for a thread
-/// that calls the same executor with new shapes. Nothing else of an executor is locked while the module runs.
+/// Threads may share an executor. Plans of one executor are built one at a time. No call waits for a build: while a plan is built,
+/// calls of other shapes that have no plan run the module eagerly. So a module may wait for threads that call its own executor.
 ///
 /// ```
 /// use candle::{Device, Module, Tensor};
@@ -59,7 +59,8 @@ pub struct OparaExecutor {
     /// Tells this executor from others.
     id: u64,
     pub(crate) plans: Plans,
-    /// Held while a plan is built: a shape is built once, and concurrent builds do not disturb each other's module.
+    /// Held while a plan is built: a shape is built once, and concurrent builds do not disturb each other's module. Nothing waits for
+    /// it, since the module may wait for the thread that would.
     building: Mutex<()>,
     pub(crate) rechecks: Rechecks,
     /// Device memory that all plans share.
@@ -72,6 +73,7 @@ impl OparaExecutor {
     pub(crate) fn wrap(options: Options, function: Function, inputs: &[Tensor]) -> Result<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let options = options.under(Environment::get());
+        let function: Function = Arc::new(move |inputs| function(inputs)?.into_iter().map(placed).collect());
         let executor = Self {
             function,
             example: inputs.iter().map(|t| (t.device().location(), t.dtype())).collect(),
@@ -104,13 +106,15 @@ impl OparaExecutor {
         if is_nested() {
             return self.eager(arguments);
         }
+        let arguments = &*all_placed(arguments)?;
         let key = self.unborrowed_key(arguments)?;
         let replayed = self.replayed(&key, arguments, example, |entry, replay, expected| {
             let outputs = replay.call(arguments)?;
-            match expected {
-                Some(expected) => self.agreed(&key, entry, expected, outputs, arguments),
-                None => Ok(outputs),
-            }
+            let outputs = match expected {
+                Some(expected) => self.agreed(&key, entry, expected, outputs, arguments)?,
+                None => outputs,
+            };
+            Ok(with_error(entry, arguments, &outputs)?.unwrap_or(outputs))
         })?;
         replayed.map_or_else(|| self.eager(arguments), Ok)
     }
@@ -145,15 +149,17 @@ impl OparaExecutor {
         if is_nested() {
             return Ok(f(&self.eager(arguments)?));
         }
+        let arguments = &*all_placed(arguments)?;
         let key = self.unborrowed_key(arguments)?;
         let mut f = Some(|outputs: &[Tensor]| zero_copy::with_borrowed(self.id, &key, || f(outputs)));
         let mut result = None;
         self.replayed(&key, arguments, example, |entry, replay, mut expected| {
             replay.call_zero_copy(arguments, &mut |outputs| {
                 let agreed = expected.take().map(|own| self.agreed(&key, entry, own, outputs.to_vec(), arguments));
-                let given = f.take().map(|f| match agreed {
-                    Some(agreed) => agreed.map(|outputs| f(&outputs)),
-                    None => Ok(f(outputs)),
+                let given = f.take().map(|f| {
+                    let agreed = agreed.transpose()?;
+                    let outputs = agreed.as_deref().unwrap_or(outputs);
+                    Ok(f(with_error(entry, arguments, outputs)?.as_deref().unwrap_or(outputs)))
                 });
                 result = given;
             })
@@ -223,6 +229,11 @@ impl OparaExecutor {
         drop(arena);
     }
 
+    /// Would a replay miss host code that depends on integers? On a GPU captures refuse reads as well.
+    pub(crate) fn depends_on_promise(&self) -> bool {
+        self.options.is_pure
+    }
+
     pub(crate) fn check(&self, inputs: &[Tensor]) -> Result<()> {
         let state = &self.options.state;
         if inputs.len() != self.example.len() {
@@ -261,7 +272,7 @@ impl OparaExecutor {
         mut f: impl FnMut(&Arc<Entry>, &dyn Replay, Option<Vec<Tensor>>) -> Result<T>,
     ) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
-            let entry = self.plan(key, example)?;
+            let Some(entry) = self.plan(key, example)? else { return Ok(None) };
             let replay = entry.plan.replay.as_ref().filter(|replay| replay.accepts(inputs));
             let Some(replay) = replay else { return Ok(None) };
             // Before the replay, which holds a lock while its outputs are borrowed. On contiguous inputs, like the replay, since
@@ -310,17 +321,21 @@ impl OparaExecutor {
         Ok(answers)
     }
 
-    pub(crate) fn plan(&self, key: &Key, example: BuiltOn) -> Result<Arc<Entry>> {
+    /// The plan for these shapes, which is built if there is none. `None` if there is none and another plan of this executor is
+    /// being built.
+    pub(crate) fn plan(&self, key: &Key, example: BuiltOn) -> Result<Option<Arc<Entry>>> {
         if let Some(entry) = self.plans.find(key) {
-            return Ok(entry);
+            return Ok(Some(entry));
         }
-        let _building = self.building.lock();
+        let Some(_building) = self.building.try_lock() else { return Ok(None) };
         if let Some(entry) = self.plans.find(key) {
-            return Ok(entry);
+            return Ok(Some(entry));
         }
         let generation = self.plans.generation();
-        let plan = self.build(&example()?).map_err(|error| self.blame_dtype(error, key))?;
-        Ok(self.plans.insert(key.clone(), plan, generation))
+        // Without the graph that candle keeps for gradients.
+        let example: Vec<Tensor> = all_placed(&example()?)?.iter().map(Tensor::detach).collect();
+        let plan = self.build(&example).map_err(|error| self.blame_dtype(error, key))?;
+        Ok(Some(self.plans.insert(key.clone(), plan, generation)))
     }
 
     fn build(&self, inputs: &[Tensor]) -> Result<Plan> {
@@ -350,6 +365,17 @@ impl OparaExecutor {
             (error, _) => error,
         }
     }
+}
+
+/// A replay's outputs in whose place a backward pass fails, if candle tracks an input or the module has variables.
+fn with_error(entry: &Entry, arguments: &[Tensor], outputs: &[Tensor]) -> candle::Result<Option<Vec<Tensor>>> {
+    let Some(variable) = entry.plan.variable.clone().or_else(|| gradient::variable(arguments)) else { return Ok(None) };
+    let tracked = ("OparaExecutor", variable);
+    outputs
+        .iter()
+        .map(|output| gradient::with_error(&tracked, output.detach()))
+        .collect::<candle::Result<_>>()
+        .map(Some)
 }
 
 /// For functions of one tensor to one tensor.

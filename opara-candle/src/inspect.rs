@@ -17,7 +17,7 @@ use crate::{Error, OparaExecutor, Result};
 
 /// # Inspection
 /// All of these but [`report`](Self::report) take inputs, and describe the plan of their shapes and dtypes. Like a call, they build a
-/// plan that is missing.
+/// plan that is missing; if another thread is building one, they fail with [`Error::Building`].
 impl OparaExecutor {
     /// Describes the plan of the example's shapes, and counts events of the executor.
     ///
@@ -115,7 +115,7 @@ impl OparaExecutor {
         self.check(inputs)?;
         match self.plans.peek(&key(inputs)) {
             Some(entry) => Ok(entry),
-            None => self.plan(&self.unborrowed_key(inputs)?, example),
+            None => self.plan(&self.unborrowed_key(inputs)?, example)?.ok_or(Error::Building),
         }
     }
 
@@ -126,7 +126,7 @@ impl OparaExecutor {
 
     fn measurable(&self, inputs: &[Tensor]) -> Result<(Arc<Entry>, Arc<Planned>)> {
         self.check(inputs)?;
-        let entry = self.plan(&self.unborrowed_key(inputs)?, &|| Ok(inputs.to_vec()))?;
+        let entry = self.plan(&self.unborrowed_key(inputs)?, &|| Ok(inputs.to_vec()))?.ok_or(Error::Building)?;
         let planned = entry.plan.planned.clone().ok_or(Error::NotMeasurable)?;
         Ok((entry, planned))
     }

@@ -27,11 +27,13 @@ pub mod device_memory;
 #[cfg(not(feature = "testing"))]
 #[allow(dead_code, reason = "it is public with the feature `testing`")]
 mod device_memory;
+mod empty;
 mod environment;
 mod error;
 mod examples;
 mod executor;
 mod fault;
+mod gradient;
 mod host_copies;
 mod inspect;
 mod measure;

@@ -70,6 +70,8 @@ pub(crate) struct Options {
     pub tuning: Option<Tuning>,
     pub settings: Settings,
     pub verify: bool,
+    /// Does the user promise that host code of the module does not depend on values?
+    pub is_pure: bool,
     /// Examples in addition to the first one.
     pub further: Vec<Vec<Tensor>>,
     /// The state among the function's arguments.
@@ -134,7 +136,12 @@ impl Options {
 
     /// The inputs that building calls the module with.
     pub fn examples(&self) -> Examples {
-        Examples { further: self.further.clone(), altered: self.verify, state: self.state.clone() }
+        Examples {
+            further: self.further.clone(),
+            altered: self.verify,
+            is_pure: self.is_pure,
+            state: self.state.clone(),
+        }
     }
 }
 
@@ -146,6 +153,7 @@ impl Default for Options {
             tuning: None,
             settings: Settings::default(),
             verify: true,
+            is_pure: false,
             further: Vec::new(),
             state: StateArguments::default(),
             stress: 0,

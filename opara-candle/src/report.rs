@@ -143,8 +143,9 @@ pub struct Report {
     pub verified: bool,
     /// Number of inputs on which the replay was compared with eager execution.
     pub verified_inputs: usize,
-    /// Indices of integer inputs that had the same values in all of these comparisons. It is unknown whether host code of the module
-    /// depends on their values. [`Builder::example`](crate::Builder::example) gives further values.
+    /// Indices of integer inputs that had the same values in all of these comparisons. With
+    /// [`Builder::assume_pure`](crate::Builder::assume_pure) it is unknown whether host code of the module depends on their values:
+    /// [`Builder::example`](crate::Builder::example) gives further values.
     pub unvaried_inputs: Vec<usize>,
     /// Milliseconds of each part of building. `forward` are the module's own calls; [`OparaExecutor::new`](crate::OparaExecutor::new)
     /// has their number.

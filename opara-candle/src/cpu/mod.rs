@@ -2,10 +2,12 @@
 
 mod dispatch;
 pub(crate) mod kernels;
+mod program;
 pub(crate) mod record;
 pub(crate) mod scheduled_program;
 mod state;
 mod team;
+mod unread;
 
 use std::num::NonZero;
 use std::sync::{Arc, OnceLock};
@@ -14,6 +16,7 @@ use candle::Tensor;
 use opara_plan::rewrite::Outcome;
 use opara_plan::stopwatch::wall_us;
 
+use self::program::CpuProgram;
 use self::scheduled_program::ScheduledProgram;
 use self::state::Pass;
 use crate::backend::{
@@ -35,8 +38,9 @@ pub(crate) fn cores() -> usize {
 }
 
 /// Records `function` on the example, on other inputs, and on the example again, and checks that it calls the same operators
-/// each time.
+/// each time, at last without values.
 pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples) -> Result<Recording> {
+    let is_pure = examples.is_pure;
     let contiguous = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<Vec<_>>>()?;
     let pass = |inputs: &[Tensor]| -> Result<Pass> {
         let (recorded, us) = wall_us(|| record::record(|inputs| function(inputs), inputs, &examples.state));
@@ -91,12 +95,17 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first.us.min(passes[again].us))];
     examples
         .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
-    let program = Box::new(passes.swap_remove(again).program);
+    let program = Arc::new(passes.swap_remove(again).program);
+    if !is_pure {
+        record::check_unread(|inputs| function(inputs), inputs, &program)?;
+    }
+    let program = Arc::into_inner(program).ok_or_else(|| Error::Internal { message: "a pass goes on".into() })?;
+    let program = Box::new(program);
     let trace = program.trace().into();
     Ok(Recording { trace, notes: Vec::new(), examples, program, unfinished_us: 0. })
 }
 
-impl Program for record::CpuProgram {
+impl Program for CpuProgram {
     fn rewrite(self: Box<Self>, examples: Vec<Example>, _: Rewriting, _: Option<Outcome>) -> Result<RewrittenProgram> {
         let trace = self.trace().into();
         let times = StageTimes::default();
@@ -127,7 +136,8 @@ impl Replay for CpuReplay {
 
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
         // The recording was made with contiguous inputs, so it contains no operator that makes them contiguous.
-        let inputs: Vec<Tensor> = inputs.iter().map(Tensor::contiguous).collect::<candle::Result<_>>()?;
+        let inputs: Vec<Tensor> =
+            inputs.iter().map(|input| input.detach().contiguous()).collect::<candle::Result<_>>()?;
         self.program.run(&inputs, self.parallel)
     }
 

@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
 use super::dispatch::{Dispatch, Steps};
-use super::record::{CpuProgram, Source};
+use super::program::{CpuProgram, Source};
 use crate::optimize::Optimized;
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
@@ -116,13 +116,14 @@ fn fold(program: &CpuProgram, folded: &[OpId]) -> Result<HashMap<OpId, Tensor>> 
     for &id in folded {
         let op = &program.ops[id];
         let arguments = op.inputs.iter().filter_map(|source| match source {
-            Source::Op(i) => results.get(i),
-            Source::Constant(t) => Some(t),
+            Source::Op(i) => results.get(i).cloned(),
+            Source::Constant(t) => Some(t.detach()),
             Source::Argument(_) => None,
         });
         let arguments = arguments.collect::<Vec<_>>();
-        let result = caught(|| Ok(run_nested(|| (op.kernel)(&arguments))?))?;
-        results.insert(id, result);
+        let references: Vec<&Tensor> = arguments.iter().collect();
+        let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
+        results.insert(id, result.detach());
     }
     Ok(results)
 }
@@ -206,7 +207,8 @@ impl Run {
     fn take(&self, source: &Source) -> candle::Result<Tensor> {
         match source {
             Source::Argument(i) => Ok(self.arguments[*i].clone()),
-            Source::Constant(t) => Ok(t.clone()),
+            // Without a graph, which would keep intermediate tensors alive.
+            Source::Constant(t) => Ok(t.detach()),
             Source::Op(i) if self.scheduled.constants.contains_key(i) => Ok(self.scheduled.constants[i].clone()),
             Source::Op(i) => {
                 let mut value = self.values[*i].lock();

@@ -4,7 +4,7 @@
 use candle::{Tensor, TensorId};
 use hashbrown::HashMap;
 
-use super::record::{CpuProgram, HostOp, Source};
+use super::program::{CpuProgram, HostOp, Source};
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
 use crate::verify::{self, same_values};

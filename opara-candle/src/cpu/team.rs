@@ -1,6 +1,7 @@
 //! Threads that stay awake during a call.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How long a thread that finds nothing to do stays awake.
@@ -13,16 +14,25 @@ const HELPERS: usize = 7;
 /// one's threads take while they wait.
 static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
-/// Runs `f`, which runs many operators one after another, on a thread of rayon's pool, and keeps other threads awake meanwhile.
+/// The threads, as many as rayon's pool has; `None` if the system starts none. Not rayon's pool, all of whose threads may wait for a
+/// lock that the caller holds.
+fn team() -> Option<&'static rayon::ThreadPool> {
+    static TEAM: OnceLock<Option<rayon::ThreadPool>> = OnceLock::new();
+    let start = || rayon::ThreadPoolBuilder::new().thread_name(|i| format!("opara-team-{i}")).build().ok();
+    TEAM.get_or_init(start).as_ref()
+}
+
+/// Runs `f`, which runs many operators one after another, on a thread of the team, and keeps its other threads awake meanwhile.
 /// Waking them for each operator, and the caller after it, takes as long as a small operator.
 pub(super) fn awake<T: Send>(f: impl FnOnce() -> T + Send) -> T {
     let threads = rayon::current_num_threads();
-    if threads < 2 || rayon::current_thread_index().is_some() || IS_TAKEN.swap(true, Ordering::Acquire) {
+    if threads < 2 || rayon::current_thread_index().is_some() {
         return f();
     }
+    let Some(team) = team().filter(|_| !IS_TAKEN.swap(true, Ordering::Acquire)) else { return f() };
     let _free = Setting { flag: &IS_TAKEN, to: false };
     let is_over = AtomicBool::new(false);
-    rayon::scope(|scope| {
+    team.scope(|scope| {
         (1..threads.min(HELPERS + 1)).for_each(|_| scope.spawn(|_| help(&is_over)));
         let _over = Setting { flag: &is_over, to: true };
         f()

@@ -236,6 +236,11 @@ pub enum Error {
         reason: String,
     },
 
+    /// A report, a trace or times were requested for shapes that have no plan, while another plan of the executor is built. Waiting for
+    /// that could take forever, since its module may wait for this thread.
+    #[error("another plan of this executor is being built: ask again when the call that builds it has returned")]
+    Building,
+
     /// Times of single ops were requested, but they can be measured on a CUDA device only.
     #[error("times of single ops can be measured for captured modules on a CUDA device only")]
     NotMeasurable,

@@ -2,7 +2,9 @@
 
 use candle::{bail, DType, Device, Result, Tensor};
 
+use crate::gradient;
 use crate::ops;
+use crate::reentrancy::is_nested;
 use crate::state::Carry;
 
 /// Keys and values of a batch of sequences of equal length, in memory of a fixed size: the state of a decoder that is written with
@@ -72,7 +74,12 @@ impl KvCache {
         };
         ops::write_rows(keys, k, &self.position)?;
         ops::write_rows(values, v, &self.position)?;
-        Ok((keys.clone(), values.clone()))
+        let given = |all: &Tensor, new: &Tensor| match gradient::variable([new]) {
+            // What a recording gives has no gradient in any case.
+            Some(variable) if !is_nested() => gradient::with_error(&("KvCache::append", variable), all.clone()),
+            _ => Ok(all.clone()),
+        };
+        Ok((given(keys, k)?, given(values, v)?))
     }
 
     /// Rows of a table, `(places, width)`, for the new tokens: `(tokens, width)`. For rotary embeddings, and learned ones.
@@ -81,7 +88,9 @@ impl KvCache {
     /// More tokens than the context; on the CPU, rows beyond the table. On a GPU those are an assertion failure.
     pub fn rows(&self, table: &Tensor, tokens: usize) -> Result<Tensor> {
         let new = ops::narrow(&self.places, 0, 0, tokens)?;
-        ops::custom("cache_rows", &[table, &new, &self.position], |t| t[0].index_select(&t[1].broadcast_add(t[2])?, 0))
+        ops::custom("cache_rows", &[table, &new, &self.position], |t| {
+            t[0].contiguous()?.index_select(&t[1].broadcast_add(t[2])?, 0)
+        })
     }
 
     /// What is added to the scores of new tokens, `(tokens, context)`: zero where a token sees a place, minus infinity elsewhere. A

@@ -224,7 +224,7 @@ where
 /// # Errors
 /// Ids that are not integers or out of range.
 pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
-    apply("index_select", &[x, ids], 0, move |t| t[0].index_select(t[1], dim))
+    apply("index_select", &[x, ids], 0, move |t| t[0].contiguous()?.index_select(&t[1].contiguous()?, dim))
 }
 
 /// `on_true` where the integer `condition` is not zero, otherwise `on_false`. All three have the same shape.

@@ -20,6 +20,8 @@ pub(super) struct Build<'a> {
     pub times: StageTimes,
     /// Has a call of the module succeeded?
     pub has_answered: bool,
+    /// Has the module variables that its outputs depend on?
+    pub is_tracked: bool,
     /// Launches that generated kernels replace.
     pub replaced: usize,
     /// Do other operators replace recorded launches?
@@ -57,6 +59,7 @@ impl<'a> Build<'a> {
             device: inputs.first().map_or(Device::Cpu, |t| t.device().clone()),
             times: StageTimes::default(),
             has_answered: false,
+            is_tracked: false,
             replaced: 0,
             is_rewritten: false,
             is_kept: false,

@@ -7,7 +7,7 @@ use super::plan::Plan;
 use crate::backend::{Fusing, Rewriting};
 use crate::options::{OnStateful, OnUncapturable, Options};
 use crate::report::Report;
-use crate::{cuda, Error, Result};
+use crate::{cuda, gradient, Error, Result};
 
 /// Runs the pipeline. If rewritten or fused launches give other bits, runs it again without rewriting, then without
 /// fusion. Before that, what is kept of rewriting is decided anew.
@@ -63,6 +63,9 @@ pub(super) fn build(
         }
         Err(Halt::Failed(error)) => return Err(error),
     };
+    if plan.replay.is_some() && build.is_tracked {
+        plan.variable = Some(gradient::own_variable(&build.device)?);
+    }
     plan.report.device = device;
     plan.report.build_ms = build.times.0;
     Ok(plan)

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use candle::Tensor;
+
 use super::instantiate::Instance;
 use crate::backend::{Planned, Replay};
 use crate::report::Report;
@@ -19,6 +21,8 @@ pub(crate) struct Plan {
     pub trace: Option<Arc<Trace>>,
     /// The program and its schedule; `None` in eager mode.
     pub planned: Option<Arc<Planned>>,
+    /// Stands for the module's variables, if its outputs depend on any. It holds none of them, so that they can be freed.
+    pub variable: Option<Tensor>,
 }
 
 impl Plan {
@@ -26,7 +30,7 @@ impl Plan {
     pub(super) fn replayed(instance: Instance, recorded: Arc<Trace>, report: Report) -> Self {
         let Instance { plan, replay, .. } = instance;
         let (recorded, trace) = (Some(recorded), Some(plan.trace.clone()));
-        Self { replay: Some(replay), report, recorded, trace, planned: Some(plan) }
+        Self { replay: Some(replay), report, recorded, trace, planned: Some(plan), variable: None }
     }
 
     /// A plan that calls the module.

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::build::Build;
 use crate::backend::{Function, Recording};
 use crate::timing;
-use crate::{cpu, cuda, Error, Result};
+use crate::{capture_thread, cpu, cuda, Error, Result};
 
 /// Records a pass. Its time counts as `trace`; the time of the module's own calls, until the device has finished them, counts as
 /// `forward`.
@@ -21,15 +21,21 @@ pub(super) fn record(
     let (function, calls) = watched(function);
     let examples = build.options.examples();
     let recording = build.times.time("trace", || match build.device {
+        // A thread of a pool takes other tasks while the module waits for one, and their operators would be recorded, too.
+        Device::Cpu if rayon::current_thread_index().is_some() => {
+            let (function, inputs, examples) = (function.clone(), inputs.to_vec(), examples.clone());
+            capture_thread::run(move || cpu::record(&function, &inputs, &examples))
+        }
         Device::Cpu => cpu::record(&function, inputs, &examples),
         Device::Cuda(_) => cuda::record(&function, inputs, &examples, arena),
         Device::Metal(_) => {
             Err(Error::NotCapturable { reason: "Metal devices are not supported: use CUDA or the CPU".into() })
         }
     });
-    let Calls { spent_ms, has_answered } = std::mem::take(&mut *calls.lock());
+    let Calls { spent_ms, has_answered, is_tracked } = std::mem::take(&mut *calls.lock());
     build.times.move_ms("trace", "forward", spent_ms);
     build.has_answered |= has_answered;
+    build.is_tracked |= is_tracked;
     let recording = recording?;
     build.times.move_ms("trace", "forward", recording.unfinished_us / 1e3);
     recording.trace.validate()?;
@@ -43,6 +49,8 @@ struct Calls {
     spent_ms: f64,
     /// Has one of them succeeded?
     has_answered: bool,
+    /// Did candle track an output? The module has variables then.
+    is_tracked: bool,
 }
 
 /// Wraps the function so that its calls are counted.
@@ -54,6 +62,7 @@ fn watched(function: &Function) -> (Function, Arc<Mutex<Calls>>) {
         let mut calls = watch.lock();
         calls.spent_ms += us / 1e3;
         calls.has_answered |= outputs.is_ok();
+        calls.is_tracked |= outputs.iter().flatten().any(Tensor::track_op);
         outputs
     };
     (Arc::new(watched), calls)

@@ -1,10 +1,12 @@
 //! Operators against definitions written out in double precision.
 
 mod answers;
+mod every;
 mod in_place;
 mod products;
 mod rows;
 mod sample;
+mod table;
 mod windows;
 
 use candle::{DType, Device::Cpu, Result, Tensor};

@@ -17,6 +17,7 @@ use half::{bf16, f16};
 
 use self::rows::Rows;
 use crate::cuda::driver::kernels;
+use crate::gradient::applied;
 
 /// An operator that is one kernel, with a variant for each float dtype.
 pub(crate) trait Kernel {
@@ -64,7 +65,7 @@ pub(crate) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layo
 
 /// Runs `kernel` on `x`, in the memory layout that the kernel expects. The result has the given shape.
 pub(crate) fn launched<K: Kernel>(kernel: K, x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
-    x.apply_op1_no_bwd(&Operator { kernel, shape: shape.into() })
+    applied(x, &Operator { kernel, shape: shape.into() })
 }
 
 /// Calls `f` with the elements of contiguous tensors.

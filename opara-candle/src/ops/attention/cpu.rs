@@ -7,6 +7,7 @@ use super::shared_by;
 use crate::cpu::kernels::{
     each, lanes, multiply, rows_at_once, softmax_in_place, Element, Sum, PANEL, VECTORS, WORTH_A_THREAD,
 };
+use crate::gradient::made_on_cpu;
 use crate::ops::softmax::{bias_of_rows, RowStarts};
 
 /// The cost of one score beside its products, in operations: mostly that of its power.
@@ -136,7 +137,7 @@ fn run<T: Element<Sum = T> + Sum>(
             Arch::new().dispatch(head);
         });
     });
-    Tensor::from_vec(y, (batch, queries, heads, dim), &candle::Device::Cpu)
+    made_on_cpu(y, (batch, queries, heads, dim))
 }
 
 /// One head of one batch item.

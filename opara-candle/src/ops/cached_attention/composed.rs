@@ -27,6 +27,9 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let flops = 4 * (all.elem_count() * cache.dim(3)?) as u64;
     let operands = [Some(&all), Some(cache), Some(new.start), new.by_distance];
     apply("attend", &operands.into_iter().flatten().collect::<Vec<_>>(), flops, move |t| {
+        // Keys and values came through the cache, without a gradient: that of the queries alone would be wrong.
+        let t: Vec<Tensor> = t.iter().map(|t| t.detach()).collect();
+        let t: Vec<&Tensor> = t.iter().collect();
         let by_distance = t.get(3).copied();
         match t[1].device().is_cpu() {
             true => by_position(&of, t[0], t[1], t[2], by_distance),
@@ -58,7 +61,9 @@ fn turned(
     let (q, k) = (normed(0, heads, norms.map(|n| n.0))?, normed(heads, kv_heads, norms.map(|n| n.1))?);
     let both = Tensor::cat(&[q, k], 2)?;
     let turned = match rotary {
-        Some(rotary) => rotated(&both, &rotary.index_select(&positions(start, tokens)?.flatten_all()?, 0)?)?,
+        Some(rotary) => {
+            rotated(&both, &rotary.contiguous()?.index_select(&positions(start, tokens)?.flatten_all()?, 0)?)?
+        }
         None => both,
     };
     Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
@@ -103,7 +108,7 @@ fn by_position(
         if let Some(table) = by_distance {
             let distance = |token: usize| (first..end).map(move |place| (start + token).saturating_sub(place) as u32);
             let distances = Tensor::from_iter((0..tokens).flat_map(distance), cache.device())?;
-            let added = table.index_select(&distances, 1)?.reshape(scores.shape())?;
+            let added = table.contiguous()?.index_select(&distances, 1)?.reshape(scores.shape())?;
             scores = (scores + added.to_dtype(turned.dtype())?)?;
         }
         if tokens > 1 {
@@ -149,7 +154,10 @@ pub(super) fn by_mask(
     if let Some(table) = by_distance {
         // What is hidden has a distance, too.
         let distances = at.broadcast_maximum(&places)?.broadcast_sub(&places)?.minimum(capacity as u32 - 1)?;
-        let added = table.index_select(&distances.flatten_all()?, 1)?.reshape((heads, batch, tokens, capacity))?;
+        let added = table
+            .contiguous()?
+            .index_select(&distances.flatten_all()?, 1)?
+            .reshape((heads, batch, tokens, capacity))?;
         let added = added.to_dtype(turned.dtype())?.transpose(0, 1)?;
         mask = added.reshape((batch, kv_heads, group * tokens, capacity))?.broadcast_add(&mask)?;
     }

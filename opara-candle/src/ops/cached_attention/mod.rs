@@ -11,6 +11,7 @@ mod launch;
 use candle::{bail, DType, Result, Tensor};
 
 use super::own_or;
+use crate::gradient;
 
 /// The sizes of attention over a cache, which are the same at every call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -73,8 +74,13 @@ pub struct NewTokens<'a> {
 /// positions stay below both: what is beyond the end is not written there, and its results are not defined.
 pub fn cached_attention(of: &CachedAttention, cache: &Tensor, new: NewTokens) -> Result<Tensor> {
     check(of, cache, &new)?;
+    let (scales, tables) = (new.norms.map_or([None; 2], |(q, k)| [Some(q), Some(k)]), [new.rotary, new.by_distance]);
+    let operands: Vec<&Tensor> =
+        [new.qkv, cache].into_iter().chain(scales.into_iter().chain(tables).flatten()).collect();
     let own = || gpu!(cuda::cached_attention(of, cache, &new));
-    own_or(cache, own, || composed::cached_attention(of, cache, &new))
+    gradient::watched("cached_attention", &operands, || {
+        own_or(cache, own, || composed::cached_attention(of, cache, &new))
+    })
 }
 
 /// Fails where operands do not fit each other.

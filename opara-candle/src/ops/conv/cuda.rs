@@ -17,6 +17,7 @@ use crate::cuda::operator::plane::Plane;
 #[cfg(feature = "cudnn")]
 use crate::cuda::operator::with_elements;
 use crate::cuda::operator::{elements, is_known};
+use crate::gradient::applied3;
 use crate::ops::space_to_depth::space_to_depth;
 #[cfg(feature = "cudnn")]
 use crate::ops::ProductPrecision;
@@ -96,7 +97,7 @@ pub(super) fn conv2d(
     let (operand, filter) = (format.arrange(&x)?, arrange(&weight, config.groups)?);
     let result = if depthwise {
         let plane = Plane::new((batch, channels, h, w), (oh, ow), channels_last)?;
-        operand.apply_op3_no_bwd(&filter, &bias, &Depthwise { config, plane, kernel: (kh, kw) })?
+        applied3(&operand, &filter, &bias, &Depthwise { config, plane, kernel: (kh, kw) })?
     } else {
         #[cfg(feature = "cudnn")]
         {
@@ -116,7 +117,7 @@ pub(super) fn conv2d(
                 precision: if dtype == DType::F32 { config.precision } else { ProductPrecision::Fastest },
             };
             let residual = residual.map(|residual| format.arrange(residual)).transpose()?;
-            operand.apply_op3_no_bwd(&filter, &bias, &Dense { of, residual })?
+            applied3(&operand, &filter, &bias, &Dense { of, residual })?
         }
         #[cfg(not(feature = "cudnn"))]
         return Ok(None);

@@ -23,7 +23,7 @@ pub fn embedding(table: &Tensor, ids: &Tensor) -> Result<Tensor> {
     apply("embedding", &[table, ids], 0, move |t| {
         let composed = || {
             let shape = [t[1].dims(), &[hidden]].concat();
-            t[0].index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
+            t[0].contiguous()?.index_select(&t[1].flatten_all()?, 0)?.reshape(shape)
         };
         own_or(t[0], || gpu!(cuda::embedding(t[0], t[1])), composed)
     })

@@ -7,6 +7,7 @@ use crate::cpu::kernels::{
     each, elements, multiply, rows_at_once, weight_vectors, Element, Sum, VECTORS, WIDE_PANEL, WIDE_VECTORS,
     WORTH_A_THREAD,
 };
+use crate::gradient::{applied2, applied3};
 use crate::ops::Activation;
 
 /// Panels of one task at most.
@@ -68,8 +69,8 @@ pub(super) fn linear(
     let linear = Linear { out, activation };
     let x = x.contiguous()?;
     match bias {
-        None => x.apply_op2_no_bwd(panels, &linear),
-        Some(bias) => x.apply_op3_no_bwd(panels, bias, &linear),
+        None => applied2(&x, panels, &linear),
+        Some(bias) => applied3(&x, panels, &bias.contiguous()?, &linear),
     }
 }
 

@@ -8,12 +8,13 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
-use candle::{bail, Module, Result, Tensor, D};
+use candle::{bail, Result, Tensor, D};
 
 use super::activation::bias_act;
 use super::{has_own_kernels, own_or, runs_own, Activation, ProductPrecision};
 use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
+use crate::gradient;
 
 /// Floating-point operations of a matmul with inner dimension `k` and `out` output elements.
 pub(super) fn matmul_flops(out: usize, k: usize) -> u64 {
@@ -36,7 +37,42 @@ pub(super) fn matmul_flops(out: usize, k: usize) -> u64 {
 pub fn matmul(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
     let m = lhs.elem_count() / lhs.dim(D::Minus1)?.max(1);
     let flops = matmul_flops(m * rhs.dim(D::Minus1)?, lhs.dim(D::Minus1)?);
-    apply("matmul", &[lhs, rhs], flops, |t| t[0].matmul(t[1]))
+    apply("matmul", &[lhs, rhs], flops, |t| product(t[0], t[1]))
+}
+
+/// candle's product of operands in any layout.
+fn product(lhs: &Tensor, rhs: &Tensor) -> Result<Tensor> {
+    let rank = lhs.rank();
+    let count = |t: &Tensor| t.dims()[..rank - 2].iter().product::<usize>();
+    if rank < 2 || rhs.rank() != rank || count(lhs) != count(rhs) {
+        bail!("a product of {:?} and {:?}: they need the same dimensions before the last two", lhs.dims(), rhs.dims())
+    }
+    let (lhs, rhs) = (with_even_batches(lhs)?, with_even_batches(rhs)?);
+    // If batches share one right-hand side, candle takes their rows for the rows of one matrix, wherever they lie.
+    let is_shared = (0..rank - 2).all(|dim| rhs.dims()[dim] == 1 || rhs.stride()[dim] == 0) && count(&rhs) > 1;
+    let lies_in_order = lhs.stride()[rank - 2..] == [lhs.dims()[rank - 1], 1];
+    let lhs = if is_shared && !lies_in_order { lhs.force_contiguous()? } else { lhs };
+    if rank <= 4 {
+        return lhs.matmul(&rhs);
+    }
+    // candle takes two dimensions of batches at most.
+    let y = lhs.flatten_to(rank - 3)?.matmul(&rhs.flatten_to(rank - 3)?)?;
+    y.reshape([&lhs.dims()[..rank - 1], &rhs.dims()[rank - 1..]].concat())
+}
+
+/// The operand, or a copy, so that one number leads from each matrix to the next.
+fn with_even_batches(x: &Tensor) -> Result<Tensor> {
+    let batches = x.rank() - 2;
+    let is_even = match (&x.dims()[..batches], &x.stride()[..batches]) {
+        ([], _) | ([_], _) | ([1, _] | [_, 1], _) => true,
+        (&[_, inner], &[first, second]) => first == second * inner,
+        _ => x.is_contiguous(),
+    };
+    if is_even {
+        Ok(x.clone())
+    } else {
+        x.contiguous()
+    }
 }
 
 /// `x`, `(.., in)`, times the transpose of `weight`, `(out, in)`, plus `bias`, `(out)`.
@@ -89,11 +125,20 @@ pub(crate) fn linear_in(
     let flops = matmul_flops(x.elem_count() / k.max(1) * out, k);
     let run = move |t: &[&Tensor]| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
-        // candle runs one matmul if the operand is contiguous, or a transposed matrix. Otherwise it runs one per batch
-        // item, or returns an error.
-        let as_it_is = x.is_contiguous() || x.rank() == 2 && x.t()?.is_contiguous() || !runs_own(x);
+        let as_it_is = x.is_contiguous() || x.rank() == 2 && (x.t()?.is_contiguous() || !runs_own(x));
         let x = if as_it_is { x.clone() } else { x.contiguous()? };
-        let matmul = || candle_nn::Linear::new(weight.clone(), None).forward(&x);
+        let matmul = || {
+            if x.rank() == 2 {
+                return x.matmul(&weight.t()?);
+            }
+            let (out, k) = weight.dims2()?;
+            let Some((&inner, outer)) = x.dims().split_last() else { bail!("a scalar has no rows to multiply") };
+            if inner != k {
+                bail!("rows of {:?} do not match a weight of {:?}", x.dims(), weight.dims())
+            }
+            let rows = x.reshape((outer.iter().product::<usize>(), k))?;
+            rows.matmul(&weight.t()?)?.reshape([outer, &[out]].concat())
+        };
         let finish = |y: Tensor| {
             if bias.is_none() && activation == Activation::None {
                 return Ok(y);
@@ -129,7 +174,16 @@ impl PackedWeight {
             bail!("a weight of {:?} has no elements", weight.dims())
         }
         let is_read_packed = weight.device().is_cpu() && is_wide(weight.dtype()) && has_own_kernels();
-        Ok(if is_read_packed { Some(Self { panels: cpu::packed(weight)?, out }) } else { None })
+        if !is_read_packed {
+            return Ok(None);
+        }
+        let panels = cpu::packed(weight)?;
+        // A variable of its own, since the weight's may be dropped.
+        let panels = match weight.track_op() {
+            true => gradient::with_error(&("linear_packed", gradient::own_variable(weight.device())?), panels)?,
+            false => panels,
+        };
+        Ok(Some(Self { panels, out }))
     }
 }
 

@@ -4,6 +4,7 @@ use candle::{DType, Result, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 
 use crate::cpu::kernels::{each, joined, sum_of_squares, WORTH_A_THREAD};
+use crate::gradient::made_on_cpu;
 
 /// The cost of one element, in operations of [`WORTH_A_THREAD`].
 const ELEMENT: usize = 100;
@@ -47,7 +48,7 @@ pub(super) fn layer_norm(
         let residual = residual.map(|residual| &residual[task * per_task..][..y.len()]);
         Arch::new().dispatch(Rows { residual, bias, scale, shift, eps, y });
     });
-    Tensor::from_vec(y, x.shape(), &candle::Device::Cpu).map(Some)
+    made_on_cpu(y, x.shape()).map(Some)
 }
 
 /// Some rows.

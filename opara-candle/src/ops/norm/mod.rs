@@ -8,10 +8,11 @@ pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
 
-use candle::{Result, Tensor};
+use candle::{bail, Result, Tensor};
 
 use super::{add, own_on, own_or};
 use crate::cpu::record::apply;
+use crate::gradient;
 
 /// Layer norm over the last dimension, with a scale and a shift of that length.
 ///
@@ -30,7 +31,7 @@ pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Resul
     apply("layer_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
         let own = || gpu!(cuda::layer_norm(t[0], None::<&Tensor>, None::<&Tensor>, t[1], t[2], eps));
         let on_cpu = || cpu::layer_norm(t[0], None, None, t[1], t[2], eps);
-        let composed = || candle_nn::ops::layer_norm(&t[0].contiguous()?, t[1], t[2], eps);
+        let composed = || plain_layer_norm(t[0], t[1], t[2], eps);
         own_on(t[0], on_cpu, own)?.map_or_else(composed, Ok)
     })
 }
@@ -52,7 +53,7 @@ pub fn add_layer_norm(
         let (x, residual, scale, shift, bias) = (t[0], t[1], t[2], t[3], t.get(4).copied());
         let composed = || {
             let x = bias.map_or_else(|| Ok(x.clone()), |bias| x.broadcast_add(bias))?;
-            candle_nn::ops::layer_norm(&(x + residual)?.contiguous()?, scale, shift, eps)
+            plain_layer_norm(&(x + residual)?, scale, shift, eps)
         };
         let on_cpu = || cpu::layer_norm(x, bias, Some(residual), scale, shift, eps);
         let own = || gpu!(cuda::layer_norm(x, bias, Some(residual), scale, shift, eps));
@@ -72,8 +73,32 @@ pub fn add_layer_norm(
 pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
     apply("rms_norm", &[x, scale], 5 * x.elem_count() as u64, move |t| {
         let own = || gpu!(cuda::rms_norm(t[0], t[1], eps));
-        own_or(t[0], own, || candle_nn::ops::rms_norm(&t[0].contiguous()?, t[1], eps))
+        let composed = || match is_empty("an RMS norm", t[0], &[t[1]])? {
+            true => Ok(t[0].clone()),
+            false => candle_nn::ops::rms_norm(&t[0].contiguous()?, &t[1].contiguous()?, eps),
+        };
+        own_or(t[0], own, composed)
     })
+}
+
+/// The same by candle's operator, which divides by the length of a row.
+fn plain_layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Result<Tensor> {
+    match is_empty("a layer norm", x, &[scale, shift])? {
+        true => Ok(x.clone()),
+        false => candle_nn::ops::layer_norm(&x.contiguous()?, &scale.contiguous()?, &shift.contiguous()?, eps),
+    }
+}
+
+/// Are there no elements to normalise?
+///
+/// # Errors
+/// Vectors of another length than a row.
+fn is_empty(what: &str, x: &Tensor, vectors: &[&Tensor]) -> Result<bool> {
+    let Some(&columns) = x.dims().last() else { bail!("{what} needs at least one dimension: this tensor is a scalar") };
+    if let Some(vector) = vectors.iter().find(|vector| vector.dims() != [columns]) {
+        bail!("{what} of rows of {columns} elements with a vector of {:?}", vector.dims())
+    }
+    Ok(x.elem_count() == 0)
 }
 
 /// `x + residual`, and the RMS norm of that sum over the last dimension, which is the length of `scale`: the step
@@ -82,7 +107,14 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
 /// # Errors
 /// Shapes that do not agree.
 pub fn add_rms_norm(x: &Tensor, residual: &Tensor, scale: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    if let Some(both) = own_on(x, || Ok(None), || gpu!(cuda::add_rms_norm(x, residual, scale, eps)))? {
+    let mut is_own = false;
+    let own = || {
+        let both = own_on(x, || Ok(None), || gpu!(cuda::add_rms_norm(x, residual, scale, eps)))?;
+        is_own = both.is_some();
+        both.map_or_else(|| Ok(x.clone()), Ok)
+    };
+    let both = gradient::watched("add_rms_norm", &[x, residual, scale], own)?;
+    if is_own {
         return Ok((both.get(0)?, both.get(1)?));
     }
     let sum = add(x, residual)?;

@@ -5,6 +5,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::PoolKind;
 use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, Taps, Windows, WIDEST, WORTH_A_THREAD};
+use crate::gradient::applied;
 use crate::ops::PoolConfig;
 
 /// Operations per parallel task.
@@ -12,7 +13,7 @@ const TASK: usize = 100_000;
 
 /// Pools `x`.
 pub(super) fn pool(x: &Tensor, kind: PoolKind, config: PoolConfig) -> Result<Tensor> {
-    x.contiguous()?.apply_op1_no_bwd(&Pool { kind, config })
+    applied(&x.contiguous()?, &Pool { kind, config })
 }
 
 /// The custom operator; its operand is contiguous.

@@ -12,6 +12,7 @@ use super::weight::QuantizedWeight;
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::{uninit, Capabilities};
 use crate::cuda::operator::{elements, launched, takes, with_elements, Call, Kernel};
+use crate::gradient::applied;
 use crate::ops::{Activation, RmsScale};
 
 /// `residual + norm(x) * weightᵀ + bias`, or the gated unit; `None` where other operators have to do it, or have to refuse.
@@ -86,7 +87,7 @@ pub(super) fn expanded(weight: &QuantizedWeight, ids: Option<&Tensor>, dtype: DT
     };
     let ids = ids.map(Tensor::contiguous).transpose()?;
     let of = Dequantize { format: weight.format, scales: weight.scales.clone(), ids, dtype, shape: shape.into() };
-    weight.codes.apply_op1_no_bwd(&of).map(Some)
+    applied(&weight.codes, &of).map(Some)
 }
 
 /// Elements of codes.

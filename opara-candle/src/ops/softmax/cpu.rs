@@ -5,6 +5,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::RowStarts;
 use crate::cpu::kernels::{each, elements, softmax_in_place, Element, Sum, WORTH_A_THREAD};
+use crate::gradient::{applied, applied2};
 
 /// Elements per parallel task: 12 microseconds of one core, which is the most that a core waits for others at the end.
 const TASK: usize = 4096;
@@ -20,8 +21,8 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
     }
     let x = x.contiguous()?;
     match bias {
-        None => x.apply_op1_no_bwd(&Softmax { starts: None }).map(Some),
-        Some((bias, starts)) => x.apply_op2_no_bwd(bias, &Softmax { starts: Some(*starts) }).map(Some),
+        None => applied(&x, &Softmax { starts: None }).map(Some),
+        Some((bias, starts)) => applied2(&x, bias, &Softmax { starts: Some(*starts) }).map(Some),
     }
 }
 

@@ -10,14 +10,15 @@ use self::depthwise::depthwise;
 use self::product::{Group, Product};
 use self::shapes::Conv;
 use crate::cpu::kernels::{each, elements, Element, WORTH_A_THREAD};
+use crate::gradient::{applied2, applied3};
 use crate::ops::ConvConfig;
 
 /// Convolution, bias and activation as one operator.
 pub(super) fn conv2d(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, config: ConvConfig) -> Result<Tensor> {
     let (x, weight) = (x.contiguous()?, weight.contiguous()?);
     match bias {
-        Some(bias) => x.apply_op3_no_bwd(&weight, &bias.contiguous()?, &Conv2d(config)),
-        None => x.apply_op2_no_bwd(&weight, &Conv2d(config)),
+        Some(bias) => applied3(&x, &weight, &bias.contiguous()?, &Conv2d(config)),
+        None => applied2(&x, &weight, &Conv2d(config)),
     }
 }
 

@@ -1,0 +1,169 @@
+//! Recording on tensors that hold nothing: does host code of a module depend on values?
+//!
+//! Recorded operators run on the values, but candle's own operators, and reads such as `to_scalar`, are not seen. So the module runs once
+//! more, on tensors of the same shapes that candle cannot read: whatever looks at a value fails. Then it runs on the smallest and on the
+//! largest numbers, for host code that goes on after such an error. It must call the same operators each time. No operator that depends
+//! on an input computes anything.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use candle::backend::BackendDevice;
+use candle::cpu_backend::CpuDevice;
+use candle::op::BackpropOp;
+use candle::{bail, CpuStorage, DType, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor, TensorId};
+use hashbrown::HashMap;
+
+use super::program::{CpuProgram, HostOp, Source};
+use crate::Error;
+
+/// What the tensors hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contents {
+    /// Nothing: candle's operators refuse them.
+    Nothing,
+    /// Minus infinity, or 0 in integers.
+    Lowest,
+    /// Infinity, or 127 in integers.
+    Highest,
+}
+
+impl Contents {
+    pub const ALL: [Self; 3] = [Self::Nothing, Self::Lowest, Self::Highest];
+
+    /// A contiguous tensor.
+    fn tensor(self, shape: Shape, dtype: DType) -> Result<Tensor> {
+        /// A type that none of candle's operators takes.
+        struct Unreadable;
+        impl InplaceOp1 for Unreadable {
+            fn name(&self) -> &'static str {
+                "unreadable"
+            }
+
+            fn cpu_fwd(&self, storage: &mut CpuStorage, _: &Layout) -> Result<()> {
+                *storage = CpuStorage::F4(Vec::new());
+                Ok(())
+            }
+        }
+        let full = |of: f32| Tensor::full(of, &shape, &Device::Cpu)?.to_dtype(dtype);
+        match self {
+            // There is nothing to read.
+            _ if shape.elem_count() == 0 => Tensor::zeros(shape, dtype, &Device::Cpu),
+            Self::Nothing => {
+                let none = CpuDevice.zeros_impl(&Shape::from(0), dtype)?;
+                let tensor = Tensor::from_storage(Storage::Cpu(none), shape, BackpropOp::none(), false);
+                tensor.inplace_op1(&Unreadable)?;
+                Ok(tensor)
+            }
+            Self::Lowest => full(if dtype.is_float() { f32::NEG_INFINITY } else { 0. }),
+            Self::Highest => full(if dtype.is_float() { f32::INFINITY } else { 127. }),
+        }
+    }
+
+    /// A tensor whose elements lie in this order.
+    fn tensor_like(self, layout: &Layout, dtype: DType) -> Result<Tensor> {
+        if layout.is_contiguous() {
+            return self.tensor(layout.shape().clone(), dtype);
+        }
+        let mut order: Vec<usize> = (0..layout.dims().len()).collect();
+        order.sort_by_key(|&dim| Reverse(layout.stride()[dim]));
+        let mut back = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(at, &dim)| back[dim] = at);
+        let dims: Vec<usize> = order.iter().map(|&dim| layout.dims()[dim]).collect();
+        self.tensor(dims.into(), dtype)?.permute(back)
+    }
+}
+
+/// A pass on such tensors that is compared with a recording.
+pub(super) struct Unread {
+    program: Arc<CpuProgram>,
+    contents: Contents,
+    sources: HashMap<TensorId, Source>,
+    /// For each operator so far: does its result depend on an input?
+    depends: Vec<bool>,
+    /// The first operator that is not the recording's.
+    other: Option<&'static str>,
+}
+
+impl Unread {
+    /// A pass, and its arguments.
+    pub fn new(program: Arc<CpuProgram>, like: &[Tensor], contents: Contents) -> Result<(Self, Vec<Tensor>)> {
+        let tensor = |t: &Tensor| contents.tensor(t.shape().clone(), t.dtype());
+        let arguments = like.iter().map(tensor).collect::<Result<Vec<_>>>()?;
+        let sources = arguments.iter().enumerate().map(|(i, t)| (t.id(), Source::Argument(i))).collect();
+        Ok((Self { program, contents, sources, depends: Vec::new(), other: None }, arguments))
+    }
+
+    /// The result of an operator.
+    pub fn apply(
+        &mut self,
+        name: &'static str,
+        inputs: &[&Tensor],
+        in_place: bool,
+        f: impl FnOnce() -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let sources: Vec<Source> = inputs.iter().map(|t| self.source(t)).collect();
+        let depends = sources.iter().any(|source| match source {
+            Source::Argument(_) => true,
+            Source::Op(i) => self.depends[*i],
+            Source::Constant(_) => false,
+        });
+        let at = self.depends.len();
+        let is_same = |op: &&HostOp| {
+            op.name == name
+                && op.inputs.len() == sources.len()
+                && op.inputs.iter().zip(&sources).all(|(a, b)| a.is_same(b))
+        };
+        let expected = self.program.ops.get(at).filter(is_same);
+        let result = match expected {
+            Some(_) if in_place => inputs[0].reshape(inputs[0].shape()),
+            Some(op) if depends && !self.program.is_view(at) => self.contents.tensor_like(&op.layout, op.dtype),
+            // Views read nothing, and what depends on no input has its values.
+            Some(_) => f(),
+            // One that returns an operand is not recorded.
+            None => f().and_then(|result| match inputs.iter().any(|input| input.id() == result.id()) {
+                true => Ok(result),
+                false => bail!("it calls `{name}` here"),
+            }),
+        };
+        if expected.is_none() && result.is_err() {
+            self.other.get_or_insert(name);
+        }
+        let result = result?;
+        if !inputs.iter().any(|input| input.id() == result.id()) {
+            self.sources.insert(result.id(), Source::Op(at));
+            self.depends.push(depends);
+        }
+        Ok(result)
+    }
+
+    /// Compares the whole pass with the recording.
+    ///
+    /// # Errors
+    /// [`Error::Unstable`] if its operators differ, and [`Error::NotCapturable`] if the module failed.
+    pub fn agrees(&self, outputs: candle::Result<Vec<Tensor>>) -> crate::Result<()> {
+        let at = self.depends.len();
+        let name = |at: usize| self.program.ops.get(at).map_or("nothing", |op| op.name);
+        if let Some(other) = self.other {
+            return Err(Error::Unstable { at, first: name(at).into(), second: other.into() });
+        }
+        let outputs = outputs.map_err(|error| Error::NotCapturable {
+            reason: format!(
+                "host code of the module reads values of its inputs, or candle's own operators do, so that a replay could \
+                 miss what follows from them. Compute with `opara_candle::ops`; or promise by \
+                 `Builder::assume_pure(true)` that what is read has no effect. The read failed with: {error}"
+            ),
+        })?;
+        let expected = &self.program.outputs;
+        let same = outputs.len() == expected.len()
+            && outputs.iter().zip(expected).all(|(output, expected)| self.source(output).is_same(expected));
+        match at == self.program.ops.len() && same {
+            true => Ok(()),
+            false => Err(Error::Unstable { at, first: name(at).into(), second: "nothing".into() }),
+        }
+    }
+
+    fn source(&self, t: &Tensor) -> Source {
+        self.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()))
+    }
+}
