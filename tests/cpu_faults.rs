@@ -11,7 +11,7 @@ use common::{assert_same, isolated_on_a_full_disk, one, waves};
 use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Tuning};
 
 /// The number of times that building calls a module: see `OparaExecutor::new`.
-const CALLS: usize = 4;
+const CALLS: usize = 7;
 
 /// The error message of the failing module.
 fn no_answer(call: usize) -> String {
@@ -44,7 +44,7 @@ fn counters(nth: usize) -> [Arc<AtomicUsize>; 2] {
 /// Is it the module's own error, from this call?
 fn is_error_of_module(error: &Error, call: usize) -> bool {
     let said = error.to_string().contains(&no_answer(call));
-    said && matches!(error, Error::Candle(_) | Error::FailsOnOtherValues { .. })
+    said && matches!(error, Error::Candle(_) | Error::FailsOnOtherValues { .. } | Error::NotCapturable { .. })
 }
 
 #[test]
