@@ -134,7 +134,7 @@ impl CpuProgram {
     pub fn trace(&self) -> Trace {
         let mut trace = Trace { device: device_spec(), ..Default::default() };
         let mut by_storage: HashMap<usize, BufferId> = HashMap::new();
-        let new_buffer = |trace: &mut Trace, bytes, role| {
+        let new_buffer = |trace: &mut Trace, bytes: u64, role| {
             // Readers wait for what writes it, also if it has no elements.
             trace.buffers.push(Buffer { bytes: bytes.max(1), role });
             trace.buffers.len() - 1
