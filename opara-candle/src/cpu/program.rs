@@ -57,6 +57,8 @@ pub(crate) struct HostOp {
 pub(crate) struct CpuProgram {
     pub ops: Vec<HostOp>,
     pub outputs: Vec<Source>,
+    /// For each call of an operator which of its operands it returned unchanged; such a call is no operator of the pass.
+    pub(super) returned: Vec<Option<usize>>,
     /// The size of each argument's storage in bytes.
     pub(super) arguments: Vec<u64>,
     /// The number of inputs among the arguments; the others are state.

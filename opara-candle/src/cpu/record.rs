@@ -18,6 +18,8 @@ use crate::{Error, Result};
 #[derive(Default)]
 struct Recorder {
     ops: Vec<HostOp>,
+    /// For each call of an operator which of its operands it returned unchanged.
+    returned: Vec<Option<usize>>,
     /// By tensor id, since ids are never reused. Addresses are reused, so they are compared only while both tensors are
     /// alive.
     sources: HashMap<TensorId, Source>,
@@ -118,8 +120,9 @@ where
     let result = noted.and_then(|()| f(inputs));
     // An operator that returns its operand unchanged, such as `narrow` over all of it, computes nothing: the value keeps its
     // source.
-    let is_operand = |result: &&Tensor| inputs.iter().any(|input| input.id() == result.id());
-    if let Some(result) = result.as_ref().ok().filter(|result| !is_operand(result)) {
+    let operand = result.as_ref().ok().and_then(|result| inputs.iter().position(|input| input.id() == result.id()));
+    recorder.returned.push(operand);
+    if let Some(result) = result.as_ref().ok().filter(|_| operand.is_none()) {
         let sources: Vec<Source> = inputs
             .iter()
             .map(|t| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant((*t).clone())))
@@ -245,7 +248,8 @@ pub(crate) fn record(
     let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
     let sources = outputs.iter().map(source).collect();
     let bytes = arguments.iter().map(|argument| storage(argument).1).collect();
-    let program = CpuProgram { ops: recorder.ops, outputs: sources, arguments: bytes, inputs };
+    let (ops, returned) = (recorder.ops, recorder.returned);
+    let program = CpuProgram { ops, outputs: sources, returned, arguments: bytes, inputs };
     let outputs = outputs.iter().map(Tensor::detach).collect();
     Ok((program, state.answers(outputs, &arguments)))
 }
