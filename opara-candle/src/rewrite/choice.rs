@@ -8,7 +8,8 @@ use opara_plan::rewrite::{behind, Behind, Changes, Graph, Node, ProductPrecision
 use super::accuracy::{compare, near, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
-use super::set::{with_outputs, Inside, Set, ENOUGH};
+use super::folds::settled_folds;
+use super::set::{beginning, with_outputs, Inside, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -80,7 +81,7 @@ pub(crate) fn choose_usable<T>(
 
 /// Changes a graph by all rules that are not `without` and no less accurate than candle's.
 ///
-/// All are tried together first. If that fails, the last product is more precise. If that does not help, each changed node is held
+/// Norms are folded into convolutions of 16 bits only where any mean of what these read allows it. All are tried together then. If that fails, the last product is more precise. If that does not help, each changed node is held
 /// against double precision by itself, on what candle's operators give it, and gets more precise products, or loses what is less
 /// accurate. If the rest fails together, more products of f32 are precise; if that does not help, rules are added one after the other.
 ///
@@ -102,24 +103,27 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         Ok(compared.map(|compared| Choice { graph: changed, fits, compared, notes: Vec::new(), standing }))
     };
     let slow = is_slow.map(|rule| format!("{rule} stays out: the run gives no finite number"));
-    let first = match attempt(without, &Changes::default())? {
-        Ok(choice) => return Ok(Ok(Choice { notes: slow.into_iter().collect(), ..choice })),
+    let (folds, notes) = settled_folds(graph, without, sets)?;
+    let kept_out: Vec<String> = slow.into_iter().chain(notes).collect();
+    let first = match attempt(without, &folds)? {
+        Ok(choice) => return Ok(Ok(Choice { notes: kept_out, ..choice })),
         Err(reason) => reason,
     };
     if let Some(reason) = unexplained(graph, sets)? {
         return Ok(Err(reason));
     }
     // Errors of the last product are the output's own. More precision there is tried before anything is left out.
-    if let Some(last) = fastest_products(graph, without, &Changes::default()).into_iter().next() {
-        let mut changes = Changes::default();
+    if let Some(last) = fastest_products(graph, without, &folds).into_iter().next() {
+        let mut changes = folds.clone();
         changes.precise.extend([last]);
         if let Ok(choice) = attempt(without, &changes)? {
-            let notes = slow.into_iter().chain([format!("the last product is more precise: {first}")]).collect();
+            let notes = kept_out.into_iter().chain([format!("the last product is more precise: {first}")]).collect();
             return Ok(Ok(Choice { notes, ..choice }));
         }
     }
-    let (changes, notes) = alone(graph, without, sets)?;
-    let notes: Vec<String> = slow.into_iter().chain(notes).collect();
+    let (mut changes, notes) = alone(graph, without, sets)?;
+    changes.refused.extend(folds.refused);
+    let notes: Vec<String> = kept_out.into_iter().chain(notes).collect();
     if !changes.is_empty() {
         if let Ok(choice) = attempt(without, &changes)? {
             return Ok(Ok(Choice { notes, ..choice }));
@@ -230,7 +234,10 @@ fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::
     let given = given.collect::<Result<Vec<_>>>()?;
     worst_of((0..set.outputs.len()).map(|at| {
         let [reference, candle] = of_all(graph, set, at)?;
-        Ok([reference, candle, in_one_row(given.iter().map(|given| &given[at]))?])
+        let other = in_one_row(given.iter().map(|given| &given[at]))?;
+        // By the first item alone, candle's are that one's.
+        let other = beginning(&other, candle.elem_count())?;
+        Ok([reference, candle, other])
     }))
 }
 

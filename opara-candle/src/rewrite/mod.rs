@@ -11,6 +11,7 @@ pub(crate) mod choice;
 mod elementwise;
 pub(crate) mod evaluate;
 mod evaluation;
+mod folds;
 mod indexed;
 mod norms;
 mod operators;

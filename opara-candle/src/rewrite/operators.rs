@@ -207,7 +207,7 @@ fn padding(window: &Window, end: [u64; 2]) -> Padding {
 }
 
 fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Tensor> {
-    let Convolution { of_relu, window, end, steps, residual, activation } = convolution;
+    let Convolution { of_relu, window, end, residual, activation, .. } = convolution;
     let (x, weight) = convolved(of, node, window)?;
     let dtype = x.dtype();
     let [stride, dilation] = [window.stride, window.dilation].map(|pair| pair.map(|n| n as usize));
@@ -216,29 +216,7 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
     }
     let padding = padding(window, *end);
     let activation = activation.as_deref().map_or(Ok(Activation::None), activation_of)?;
-    // `scale * y + shift` of each channel.
-    let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
-    let plus = |x: Option<Tensor>, by: Tensor| x.map_or(Ok(by.clone()), |x| x + by);
-    for (step, operand) in steps.iter().zip(&node.operands[2..]) {
-        let by = of.constant(operand)?;
-        match step {
-            Step::Add => shift = Some(plus(shift, by)?),
-            Step::Sub => shift = Some(plus(shift, by.neg()?)?),
-            Step::Mul => {
-                shift = shift.map(|shift| &shift * &by).transpose()?;
-                scale = Some(scale.map_or(Ok(by.clone()), |scale| scale * by)?);
-            }
-            Step::Div => {
-                shift = shift.map(|shift| &shift / &by).transpose()?;
-                scale = Some(scale.map_or_else(|| by.recip(), |scale| scale / &by)?);
-            }
-        }
-    }
-    let weight = match scale {
-        Some(scale) => weight.to_dtype(DType::F32)?.broadcast_mul(&scale.reshape(((), 1, 1, 1))?)?.to_dtype(dtype)?,
-        None => weight,
-    };
-    let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    let (weight, bias) = folded(of, node, convolution, weight)?;
     let input_activation = if *of_relu { Activation::Relu } else { Activation::None };
     if dtype == DType::F64 && !residual {
         let x = input_activation.forward(&x)?;
@@ -261,6 +239,40 @@ fn fused_convolution(of: &mut Evaluation, node: &Node, convolution: &Convolution
     let (h, w) = config.output((x.dim(2)?, x.dim(3)?), (kh, kw))?;
     let residual = of.operand(residual, &[x.dim(0)?, out, h, w])?;
     ops::add_conv2d(&x, &weight, bias.as_ref(), &residual, &config)
+}
+
+/// A convolution's weight, scaled for each channel, and what is added to it, in the weight's type, as its steps say.
+pub(super) fn folded(
+    of: &mut Evaluation,
+    node: &Node,
+    convolution: &Convolution,
+    weight: Tensor,
+) -> Result<(Tensor, Option<Tensor>)> {
+    let dtype = weight.dtype();
+    // `scale * y + shift` of each channel.
+    let (mut scale, mut shift): (Option<Tensor>, Option<Tensor>) = (None, None);
+    let plus = |x: Option<Tensor>, by: Tensor| x.map_or(Ok(by.clone()), |x| x + by);
+    for (step, operand) in convolution.steps.iter().zip(&node.operands[2..]) {
+        let by = of.constant(operand)?;
+        match step {
+            Step::Add => shift = Some(plus(shift, by)?),
+            Step::Sub => shift = Some(plus(shift, by.neg()?)?),
+            Step::Mul => {
+                shift = shift.map(|shift| &shift * &by).transpose()?;
+                scale = Some(scale.map_or(Ok(by.clone()), |scale| scale * by)?);
+            }
+            Step::Div => {
+                shift = shift.map(|shift| &shift / &by).transpose()?;
+                scale = Some(scale.map_or_else(|| by.recip(), |scale| scale / &by)?);
+            }
+        }
+    }
+    let weight = match scale {
+        Some(scale) => weight.to_dtype(DType::F32)?.broadcast_mul(&scale.reshape(((), 1, 1, 1))?)?.to_dtype(dtype)?,
+        None => weight,
+    };
+    let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
+    Ok((weight, bias))
 }
 
 /// Heads beside each other, of one batch or of several.

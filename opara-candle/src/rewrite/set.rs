@@ -2,17 +2,18 @@
 
 use std::cell::OnceCell;
 
-use candle::{DType, Result, Tensor};
+use candle::{DType, Device, Result, Tensor};
 use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::rules::{self, RULES};
-use opara_plan::rewrite::{last_of_many, Graph, Input, Output, Value};
+use opara_plan::rewrite::{last_of_many, Graph, Input, Item, Output, Value};
 
-use super::accuracy::has_no_finite;
+use super::accuracy::{compare, has_no_finite};
 use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
 
 /// The operands and results of a run.
 pub(crate) struct Set {
     pub(super) inputs: Vec<Tensor>,
+    /// Of a set that is judged by the first item of a batch, what that item has of them.
     pub(super) outputs: Vec<Tensor>,
     /// The same outputs in double precision.
     pub(super) references: Vec<Tensor>,
@@ -142,6 +143,62 @@ impl Set {
         Ok(Self { inputs, outputs, references, numbers, recorded, inside, others, nearby })
     }
 
+    /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
+    /// computed where the run is rewritten. `None` if an item gives few numbers, or none that is finite.
+    ///
+    /// # Errors
+    /// A graph that cannot be computed.
+    pub fn of_item(item: &Item, inputs: Vec<Tensor>, outputs: &[Tensor]) -> Result<Option<Self>> {
+        let outputs = outputs.iter().zip(&item.graph.outputs);
+        let outputs = outputs.map(|(all, output)| beginning(all, item.graph.len(output.value) as usize));
+        let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        let references = in_double_precision(&item.graph, &inputs_of(item, &inputs)?, Numbers::All)?;
+        let set = Self::of_numbers(inputs, outputs, references);
+        Ok(if set.tells_errors_apart()? { Some(set) } else { None })
+    }
+
+    /// The run on operands of other values than these, beside candle's operators on them: by the first item, if there are several.
+    /// `None` if nothing varies, or if candle's results tell nothing there.
+    ///
+    /// # Errors
+    /// A graph that cannot be computed.
+    pub fn altered(&self, graph: &Graph, item: Option<&Item>) -> Result<Option<Self>> {
+        if !graph.inputs.iter().any(varies) {
+            return Ok(None);
+        }
+        let other = |(input, of): (&Tensor, &Input)| if varies(of) { altered(input) } else { Ok(input.clone()) };
+        let inputs = self.inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
+        let set = match item {
+            Some(item) => {
+                let of_item = inputs_of(item, &inputs)?;
+                let outputs = evaluate(&item.graph, &of_item, Arithmetic::Typed, Numbers::All)?;
+                let references = in_double_precision(&item.graph, &of_item, Numbers::All)?;
+                Self::of_numbers(inputs, outputs, references)
+            }
+            None => {
+                let outputs = evaluate(graph, &inputs, Arithmetic::Typed, Numbers::All)?;
+                Self::new(graph, inputs, outputs)?
+            }
+        };
+        for (reference, candle) in set.references.iter().zip(&set.outputs) {
+            if compare(reference, candle, candle)?.is_err() {
+                return Ok(None);
+            }
+        }
+        Ok(if set.inside.is_some() || set.tells_errors_apart()? { Some(set) } else { None })
+    }
+
+    fn of_numbers(inputs: Vec<Tensor>, outputs: Vec<Tensor>, references: Vec<Tensor>) -> Self {
+        let (others, nearby) = (Vec::new(), OnceCell::new());
+        Self { inputs, outputs, references, numbers: Numbers::All, recorded: None, inside: None, others, nearby }
+    }
+
+    /// Whether each output has enough numbers by itself, some of them finite.
+    fn tells_errors_apart(&self) -> Result<bool> {
+        let has_none = self.outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
+        Ok(!has_none && fewest(self.outputs.iter().map(Tensor::elem_count)) >= ENOUGH)
+    }
+
     /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
     /// roundings may happen to be luckier.
     ///
@@ -211,12 +268,47 @@ fn nearby(floats: &Tensor, number: usize) -> Result<Tensor> {
     if number == 0 {
         return Ok(floats.clone());
     }
-    // As many as no dimension is a multiple of.
-    const PERIOD: usize = 4093;
-    let wave = (Tensor::arange(0f32, PERIOD as f32, floats.device())? * (1. + number as f64))?.sin()?;
-    let waves = wave.repeat(floats.elem_count().div_ceil(PERIOD))?.narrow(0, 0, floats.elem_count())?;
+    let waves = waves(floats.elem_count(), number, floats.device())?;
     let factor = waves.affine(1. / 64., 1.)?.reshape(floats.shape())?;
     (floats.to_dtype(DType::F32)? * factor)?.to_dtype(floats.dtype())
+}
+
+/// Other floats of about the same size, the second half first, no two of which have the same factor: rows that were alike are not any more.
+/// For zeros alone, floats between -1 and 1. Only kernels that copy: those that index take memory of a GPU when they are first used.
+fn altered(floats: &Tensor) -> Result<Tensor> {
+    let len = floats.elem_count();
+    let flat = floats.flatten_all()?.to_dtype(DType::F32)?;
+    let turned = match len / 2 {
+        0 => flat,
+        half => Tensor::cat(&[flat.narrow(0, half, len - half)?, flat.narrow(0, 0, half)?], 0)?,
+    };
+    let waves = waves(len, 1, floats.device())?;
+    let other = match turned.abs()?.max_all()?.to_scalar::<f32>()? {
+        0. => waves,
+        _ => (turned * waves.affine(0.5, 1.)?)?,
+    };
+    other.reshape(floats.shape())?.to_dtype(floats.dtype())
+}
+
+/// What an item's graph reads of these inputs.
+fn inputs_of(item: &Item, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+    inputs.iter().zip(&item.graph.inputs).map(|(all, input)| beginning(all, input.len as usize)).collect()
+}
+
+/// What a tensor begins with; the tensor itself if that is all of it.
+pub(super) fn beginning(all: &Tensor, len: usize) -> Result<Tensor> {
+    if all.elem_count() == len {
+        return Ok(all.clone());
+    }
+    all.flatten_all()?.narrow(0, 0, len)
+}
+
+/// So many numbers between -1 and 1, others for each `number`.
+pub(super) fn waves(len: usize, number: usize, device: &Device) -> Result<Tensor> {
+    // As many as no dimension is a multiple of.
+    const PERIOD: usize = 4093;
+    let wave = (Tensor::arange(0f32, PERIOD as f32, device)? * (1. + number as f64))?.sin()?;
+    wave.repeat(len.div_ceil(PERIOD))?.narrow(0, 0, len)
 }
 
 /// Is it a float that differs from pass to pass?

@@ -7,6 +7,8 @@ use opara_plan::trace::{Dim, Element, Function, Rotary, Window};
 
 use super::evaluate::{self, Arithmetic, Numbers};
 
+mod adversarial;
+mod altered;
 mod choice;
 mod heads;
 mod images;

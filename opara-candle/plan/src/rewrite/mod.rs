@@ -9,6 +9,7 @@ mod changes;
 mod graph;
 mod growth;
 mod inside;
+mod item;
 mod outcome;
 mod region;
 pub mod rules;
@@ -21,5 +22,6 @@ pub use graph::{
 };
 pub use growth::{Cache, Growth, Recorded, Source};
 pub use inside::{behind, last_of_many, Behind};
+pub use item::{first_item, Item};
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, whole, Region, Whole};

@@ -43,8 +43,8 @@ pub(super) fn rewrite(
 }
 
 /// The examples on which runs are held against double precision. That takes several times as long as candle does: of a pass that keeps the
-/// device busy for so long that this counts, these are the ones that the caller gave. On all others the rewritten pass has to be near what
-/// candle gives.
+/// device busy for so long that this counts, these are the ones that the caller gave, and each run is judged on altered operands of its
+/// own. On all others the rewritten pass has to be near what candle gives.
 fn judged_examples(examples: &[Example], busy_us: Option<f64>) -> &[Example] {
     let given = examples.iter().take_while(|example| example.is_given).count();
     match busy_us {
@@ -62,6 +62,8 @@ struct Rewriter {
     weights: Option<String>,
     /// What came of each run so far.
     runs: Vec<Decision>,
+    /// Do candle's launches keep the device busy for long?
+    is_long: bool,
     /// Is it all as an earlier build decided?
     is_kept: bool,
     /// Has nothing failed that may succeed in a later build, such as for lack of memory?
@@ -80,7 +82,8 @@ struct Replacement {
 impl Rewriter {
     fn new(rewriting: Rewriting, examples: Vec<Example>, times: StageTimes) -> Self {
         let (notes, runs) = (Vec::new(), Vec::new());
-        Self { rewriting, examples, notes, times, weights: None, runs, is_kept: false, is_final: true }
+        let (is_long, is_kept, is_final) = (false, false, true);
+        Self { rewriting, examples, notes, times, weights: None, runs, is_long, is_kept, is_final }
     }
 
     fn rewrite(mut self, program: Box<CudaProgram>, kept: Option<Outcome>) -> Result<RewrittenProgram> {
@@ -110,6 +113,7 @@ impl Rewriter {
         let uploads = uploads(&program.capture);
         let (wanted, judged) = (wanted(&program.capture, judged.clone(), &uploads), judged.count());
         let busy_us = busy_us(&self.examples, trace.ops.len());
+        self.is_long = busy_us.is_some();
         let (mut program, mut values, mut candle_us) = (program, Vec::new(), f64::INFINITY);
         let examples = judged_examples(&self.examples, busy_us);
         if let (Some(found), Some(us), 1..) = (of_eager_calls(examples, &wanted), busy_us, judged) {
@@ -250,7 +254,7 @@ impl Rewriter {
             self.decided(decided.clone());
             return Ok(None);
         }
-        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values, uploads));
+        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values, uploads, self.is_long));
         self.times.add("rewrite references", us / 1e3);
         let chosen = sets.and_then(|sets| self.choice(program, &region, earlier, &sets));
         let ops = region.ops.clone();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::{DType, Tensor};
 use hashbrown::{HashMap, HashSet};
-use opara_plan::rewrite::Region;
+use opara_plan::rewrite::{first_item, Item, Region};
 
 use crate::backend::{Example, Planned, Replay};
 use crate::cuda::capture::Capture;
@@ -162,13 +162,15 @@ fn held_inside(capture: &Capture, region: &Region) -> Vec<(usize, BufferId)> {
     region.held.iter().copied().filter(|(at, buffer)| nodes.contains(at) && is_kept(*buffer)).collect()
 }
 
-/// For each example, what the run read and gave.
+/// For each example, what the run read and gave. If all are examples that the caller gave, the run on altered operands, too. Of a long
+/// pass, the first item of a batch, if it has several.
 pub(super) fn sets(
     program: &CudaProgram,
     examples: &[Example],
     region: &Region,
     values: &[Values],
     uploads: &Uploads,
+    is_long: bool,
 ) -> Result<Vec<Set>> {
     let buffers = &program.capture.trace.buffers;
     let addresses: HashMap<BufferId, u64> =
@@ -194,14 +196,32 @@ pub(super) fn sets(
         found.ok_or_else(|| unknown(buffer))
     };
     let held = held_inside(&program.capture, region);
+    let item = is_long.then(|| item_of(region, examples)).flatten();
     let set = |(example, values): (&Example, &Values)| {
         let of = |buffer| of(example, values, buffer);
         let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
-        let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<_>>()?;
+        let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<Vec<_>>>()?;
+        if let Some(set) = item.as_ref().and_then(|item| Set::of_item(item, inputs.clone(), &outputs).transpose()) {
+            return Ok(set?);
+        }
         let known = held.iter().filter_map(|&(at, buffer)| Some((at, of(buffer).ok()?))).collect();
         let set = Set::knowing(&region.graph, inputs, outputs, &known)?;
         program.device.synchronize()?;
         Ok(set)
     };
-    examples.iter().zip(values).map(set).collect()
+    let mut sets = examples.iter().zip(values).map(set).collect::<Result<Vec<_>>>()?;
+    let is_altered = examples.iter().zip(values).any(|(example, _)| !example.is_given);
+    let first = sets.first().filter(|_| !is_altered);
+    // Without memory for it, the examples have to do.
+    let altered = first.and_then(|set| set.altered(&region.graph, item.as_ref()).ok().flatten());
+    sets.extend(altered);
+    program.device.synchronize()?;
+    Ok(sets)
+}
+
+/// The run for the first item of a batch, if the first dimension of an argument counts the items.
+fn item_of(region: &Region, examples: &[Example]) -> Option<Item> {
+    let inputs = examples.first()?.inputs.iter();
+    let batches = inputs.filter(|input| input.rank() > 1).map(|input| input.dims()[0] as u64);
+    batches.filter(|&items| items > 1).find_map(|items| first_item(&region.graph, items))
 }

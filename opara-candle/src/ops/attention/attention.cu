@@ -15,6 +15,14 @@ constexpr unsigned ROWS = 16, QUERIES = ROWS * WARPS;
 // Keys per tile: two stages of keys and values must fit into shared memory.
 template <int DIM, typename T> constexpr unsigned KEYS = DIM * sizeof(T) > 128 ? 32 : 64;
 
+constexpr float LOG2E = 1.44269504f;
+
+// The weights of a row have a smaller sum than this, the largest being 1, if one key has the row nearly for itself.
+constexpr float ALONE = 1.125f;
+
+// Scaled products beyond this are computed more precisely in f32: softmax makes their errors as much larger as they are.
+constexpr float LARGE_SCORE = 8;
+
 // Operands of f32 that tensor cores sum up. With two, 16 terms, the error of a row is about half of that of f32 products
 // and a softmax; with four it is larger for few keys.
 constexpr int OPERANDS_OF_SUM = 2;
@@ -53,7 +61,63 @@ template <typename B> struct Bias {
                     score[n][i] = scaled(row[i / 2][min(first + n * 8 + i % 2, keys - 1)], unit, most);
         }
     }
+
+    // What is taken from all scores of a row whose largest bias so far is this one. Beside a bias of -10000 a score would lose ten
+    // of its bits. Beside one that hides keys for good, such as the least number, it loses all, and has to.
+    __device__ static float base(float highest) { return fabsf(highest) <= 65536 ? highest : 0; }
+
+    // In f32, products that are added to a large bias would round with its size, once for each partial sum. So this scales the scores
+    // of the keys from `first` on behind the products, and adds the bias less its base, which `highest` tells. The base is taken from
+    // `largest`, the largest score before, too.
+    template <int N>
+    __device__ void add_to(float (&score)[N][4], unsigned first, float scale, float (&highest)[2], float (&largest)[2]) const {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float own[N][2];
+            const float before = base(highest[r]);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                if (in_pairs) {
+                    const auto two = load<B, 2>(row[r] + min(first + n * 8, keys - 2));
+                    own[n][0] = widen(two.at[0]), own[n][1] = widen(two.at[1]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 2; i++) own[n][i] = widen(row[r][min(first + n * 8 + i, keys - 1)]);
+                }
+                highest[r] = fmaxf(highest[r], fmaxf(own[n][0], own[n][1]));
+            }
+            highest[r] = warp_reduce<Max>(highest[r], 4);
+            const float now = base(highest[r]);
+            largest[r] += before - now;
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) score[n][2 * r + i] = fmaf(score[n][2 * r + i], scale, own[n][i] - now);
+        }
+    }
 };
+
+// A copy for functions that are rarely called and not inlined, so that the others keep their registers.
+template <int N, typename X> struct Numbers {
+    X at[N][4];
+
+    __device__ explicit Numbers(const X (&from)[N][4]) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) at[i / 4][i % 4] = from[i / 4][i % 4];
+    }
+    __device__ void give(X (&to)[N][4]) const {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) to[i / 4][i % 4] = at[i / 4][i % 4];
+    }
+};
+
+// Two numbers as one register of an operand of bf16, and what splitting them leaves.
+__device__ inline unsigned both(unsigned x, unsigned y) { return pack<__nv_bfloat16>(__uint_as_float(x), __uint_as_float(y)); }
+__device__ inline float rest(unsigned x) {
+    const Tf32Split of(x);
+    return __uint_as_float(x) - __uint_as_float(of.high) - __uint_as_float(of.low);
+}
+__device__ inline unsigned rests(unsigned x, unsigned y) { return pack<__nv_bfloat16>(rest(x), rest(y)); }
 
 // score += q * k^T of SOME operands of f32, from `first` on.
 template <int SOME, int N, int D, int DIM>
@@ -86,6 +150,65 @@ __device__ inline void add_scores(float (&score)[N][4], const unsigned (&q)[D][4
     for (int d = 0; d + OPERANDS_OF_SUM <= D; d += OPERANDS_OF_SUM) add_partial_scores<OPERANDS_OF_SUM>(score, q, keys, d);
     if constexpr (D % OPERANDS_OF_SUM > 0)
         add_partial_scores<D % OPERANDS_OF_SUM>(score, q, keys, D / OPERANDS_OF_SUM * OPERANDS_OF_SUM);
+}
+
+// c += a * what splitting leaves of b, for 16 terms as `mma_in_f32` takes them, which are one operand of bf16: the rest is
+// one bit.
+__device__ inline void add_rests(float (&c)[4], const unsigned (&a)[2][4], const unsigned (&b)[2][2]) {
+    // Any order of terms will do that both operands have.
+    const unsigned all[4] = {both(a[0][0], a[0][2]), both(a[0][1], a[0][3]), both(a[1][0], a[1][2]), both(a[1][1], a[1][3])};
+    mma(c, all, rests(b[0][0], b[0][1]), rests(b[1][0], b[1][1]), __nv_bfloat16());
+}
+
+// score = q * k^T in f32, more precisely than `add_scores`: no bit of an operand is left out, small products have a sum of their own,
+// and of the sums of large ones, 8 terms each, no rounding is lost. An error grows with the size of a score, and a weight's
+// with the error.
+template <int N, int D, int DIM>
+__device__ __noinline__ void precise_scores(Numbers<N, float> &to, const Numbers<D, unsigned> &of_q, Tile<DIM, float> keys) {
+    auto &score = to.at;
+    auto &q = of_q.at;
+    const unsigned lane = threadIdx.x % 32;
+    constexpr unsigned NONE[4] = {};
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float sum[4] = {}, lost[4] = {}, small[4] = {};
+#pragma unroll
+        for (int first = 0; first < D; first += 2) {
+            unsigned own[2][4], some[2][2];
+#pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const float *const key = keys.row(n * 8 + lane / 4) + (first + s) * DEPTH<float> + lane % 4;
+#pragma unroll
+                for (int i = 0; i < 4; i++) own[s][i] = first + s < D ? q[first + s][i] : NONE[i];
+#pragma unroll
+                for (int i = 0; i < 2; i++) some[s][i] = first + s < D ? __float_as_uint(key[i * 4]) : 0;
+            }
+            add_rests(small, own, some);
+            const unsigned of_q[4] = {rests(own[0][0], own[0][2]), rests(own[0][1], own[0][3]), rests(own[1][0], own[1][2]),
+                                      rests(own[1][1], own[1][3])};
+            mma(small, of_q, both(some[0][0], some[0][1]), both(some[1][0], some[1][1]), __nv_bfloat16());
+#pragma unroll
+            for (int s = 0; s < 2 && first + s < D; s++) {
+                const Tf32Split a[4] = {own[s][0], own[s][1], own[s][2], own[s][3]}, b[2] = {some[s][0], some[s][1]};
+                const unsigned high[4] = {a[0].high, a[1].high, a[2].high, a[3].high};
+                const unsigned low[4] = {a[0].low, a[1].low, a[2].low, a[3].low};
+                mma_tf32(small, low, b[0].low, b[1].low);
+                mma_tf32(small, low, b[0].high, b[1].high);
+                mma_tf32(small, high, b[0].low, b[1].low);
+                float part[4] = {};
+                mma_tf32(part, high, b[0].high, b[1].high);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    // What rounding takes from the sum of two numbers (Knuth, "The Art of Computer Programming", volume 2).
+                    const float both = sum[i] + part[i], added = both - sum[i];
+                    lost[i] += (sum[i] - (both - added)) + (part[i] - added);
+                    sum[i] = both;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) score[n][i] = sum[i] + (small[i] + lost[i]);
+    }
 }
 
 // Two neighbouring weights as an operand, and what rounding took from them as another one.
@@ -122,19 +245,26 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
         }
     }
 }
+// Which products are added in f32: all, those of weights that are not small, those of small ones, or those that splitting leaves.
+enum class Products { ALL, LARGE, SMALL, RESTS };
+
 // In f32 a lane holds the weights of keys 2 * (l % 4) and the next, but the instruction expects keys l % 4 and l % 4 +
 // 4. The order of the keys does not matter as long as the values are loaded in the same order.
-template <bool IN_F32, int N, int D, int DIM>
-__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
+template <Products PRODUCTS, int N, int D, int DIM>
+__device__ inline void add_products(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
     static_assert(N % OPERANDS_OF_SUM == 0);
     const unsigned lane = threadIdx.x % 32;
+    auto taken = [](float weight) {
+        const bool is_small = weight < 0x1p-12f;
+        return (PRODUCTS == Products::LARGE && is_small) || (PRODUCTS == Products::SMALL && !is_small) ? 0 : weight;
+    };
 #pragma unroll
     for (int n = 0; n < N; n += OPERANDS_OF_SUM) {
         unsigned own[OPERANDS_OF_SUM][4];
 #pragma unroll
         for (int s = 0; s < OPERANDS_OF_SUM; s++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) own[s][i] = __float_as_uint(weights[n + s][i % 2 * 2 + i / 2]);
+            for (int i = 0; i < 4; i++) own[s][i] = __float_as_uint(taken(weights[n + s][i % 2 * 2 + i / 2]));
         const float *const value = values.row(n * 8 + lane % 4 * 2) + lane / 4;
 #pragma unroll
         for (int d = 0; d < D; d++) {
@@ -144,9 +274,32 @@ __device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][
 #pragma unroll
                 for (int i = 0; i < 2; i++)
                     some[s][i] = __float_as_uint(value[(s * 8 + i) * Tile<DIM, float>::PITCH + d * 8]);
-            mma_in_f32(out[d], own, some);
+            if constexpr (PRODUCTS == Products::RESTS) {
+                float part[4] = {};
+                add_rests(part, own, some);
+#pragma unroll
+                for (int i = 0; i < 4; i++) out[d][i] += part[i];
+            } else {
+                mma_in_f32(out[d], own, some);
+            }
         }
     }
+}
+template <bool IN_F32, int N, int D, int DIM>
+__device__ inline void add_values(float (&out)[D][4], const float (&weights)[N][4], const Tile<DIM, float> &values) {
+    add_products<Products::ALL>(out, weights, values);
+}
+
+// The same if one key may have a row nearly for itself. The result is that key's value then: all 24 bits of it, of which splitting
+// keeps 22 or 23, and nothing that small products take away where tensor cores round towards zero.
+template <int N, int D, int DIM>
+__device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbers<N, float> &weights, Tile<DIM, float> values) {
+    add_products<Products::LARGE>(out.at, weights.at, values);
+    // Values that are read again are not kept in registers for that.
+    __syncwarp();
+    add_products<Products::SMALL>(out.at, weights.at, values);
+    __syncwarp();
+    add_products<Products::RESTS>(out.at, weights.at, values);
 }
 
 // Computes one lane's columns of one query in f32, without tensor cores. If the bias `masks`, a score is minus infinity
@@ -228,10 +381,12 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     __syncthreads();
 
     // The GPU's exponential is base 2: `in_bits` scales the difference of two scores to the exponent of 2. Scaled scores
-    // would round with the size of a score, not of the difference.
-    const float in_bits = scale * 1.44269504f, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
+    // would round with the size of a score, not of the difference. In f32 a bias is added to scaled scores, though.
+    constexpr bool IS_F32 = sizeof(T) == 4;
+    const float of_scores = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(of_scores, 1);
+    const float in_bits = IS_F32 && bias ? LOG2E : of_scores;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
-    float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {};
+    float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
         if (start + AT_ONCE < k.count) {
             Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE, THREADS>(k, start + AT_ONCE);
@@ -240,11 +395,24 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         commit();
 
         float score[AT_ONCE / 8][4] = {};
-        if (bias) added.init(score, start + column, unit, most);
+        if (!IS_F32 && bias) added.init(score, start + column, unit, most);
         wait_pending<1>();
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
         add_scores(score, own, keys);
+        if constexpr (IS_F32) {
+            float size = 0;
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) size = fmaxf(size, fabsf(score[n][i]));
+            if (__any_sync(~0u, size * scale > LARGE_SCORE)) {
+                Numbers<AT_ONCE / 8, float> precise(score);
+                precise_scores(precise, Numbers<OPERANDS, unsigned>(own), keys);
+                precise.give(score);
+            }
+        }
+        if (IS_F32 && bias) added.add_to(score, start + column, scale, highest, largest);
 
         if (start + AT_ONCE > k.count) {
 #pragma unroll
@@ -254,6 +422,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
                     score[n][i] = start + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
         }
         const float before[2] = {largest[0], largest[1]};
+        bool may_be_alone[2];
 #pragma unroll
         for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
@@ -270,12 +439,27 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
                 for (int i = 2 * r; i < 2 * r + 2; i++)
                     weights += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
             sum[r] = fmaf(sum[r], correction, weights);
+            may_be_alone[r] = weights >= 1 && sum[r] < ALONE;
 #pragma unroll
             for (int d = 0; d < COLUMNS; d++)
                 for (int i = 2 * r; i < 2 * r + 2; i++) out[d][i] *= correction;
         }
 
-        add_values<IN_F32>(out, score, values);
+        bool is_alone = false;
+        if constexpr (IS_F32) {
+            // The sum of a row is asked for where the part of one lane leaves it open.
+            if (__any_sync(~0u, may_be_alone[0] || may_be_alone[1])) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) is_alone |= may_be_alone[r] & (warp_reduce<Add>(sum[r], 4) < ALONE);
+                is_alone = __any_sync(~0u, is_alone);
+            }
+            if (is_alone) {
+                Numbers<COLUMNS, float> sums(out);
+                add_lone_values(sums, Numbers<AT_ONCE / 8, float>(score), values);
+                sums.give(out);
+            }
+        }
+        if (!is_alone) add_values<IN_F32>(out, score, values);
         __syncthreads();
     }
 

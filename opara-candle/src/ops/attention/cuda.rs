@@ -37,7 +37,7 @@ pub(super) fn attention(
     {
         return Ok(None);
     }
-    // The kernel of many queries divides the bias by the scale, and scales after it has found the largest score.
+    // The kernel of many queries divides a bias of 16 bits by the scale, and scales after it has found the largest score.
     let takes_many =
         scores.scale.is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
     if (queries > 1 || in_f32 || masks) && !takes_many {

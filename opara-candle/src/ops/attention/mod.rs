@@ -29,8 +29,9 @@ use crate::cpu::record::apply;
 /// 160 in 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
 /// the 24 bits, and sums of 16 terms are added outside of the tensor cores, which round towards zero: the error is about that of f32
-/// products and a softmax. Rows with operands beyond 4e34 are recomputed without tensor cores. One query a head takes a launch whose warps
-/// share the keys, for head dimensions up to 256 that 8 divides. On a CPU it is one kernel in f32 and f64, with
+/// products and a softmax, under any mask, for scores of any size, and where one key has a row for itself. Rows with operands
+/// beyond 4e34 are recomputed without tensor cores. One query a head takes a launch whose warps share the keys, for head
+/// dimensions up to 256 that 8 divides. On a CPU it is one kernel in f32 and f64, with
 /// a result of the same layout, whose scores are not stored either. Otherwise attention runs as two matmuls and a softmax.
 ///
 /// ```

@@ -51,7 +51,7 @@ impl Compared {
 
 /// candle's own results are no farther from double precision than this, relative to the root of the mean square: else double
 /// precision computes something else.
-const EXPLAINED: f64 = 1. / 8.;
+pub(super) const EXPLAINED: f64 = 1. / 8.;
 
 /// Holds a result, and candle's, against double precision.
 ///
@@ -66,11 +66,18 @@ pub(crate) fn compare(
 }
 
 fn compared(unit: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
-    let errors = match on_device::errors(unit, tensors)? {
-        Some(errors) => Ok(errors),
-        None => on_host::errors(unit, tensors)?,
-    };
-    Ok(errors.and_then(|errors| judged(unit, errors)))
+    Ok(errors(unit, tensors)?.and_then(|errors| judged(unit, errors)))
+}
+
+/// The errors of candle's result and of another one, beside a result in double precision, which comes first.
+///
+/// # Errors
+/// The inner one says which element is wrong.
+pub(super) fn errors(unit: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<[Errors; 2], String>> {
+    match on_device::errors(unit, tensors)? {
+        Some(errors) => Ok(Ok(errors)),
+        None => on_host::errors(unit, tensors),
+    }
 }
 
 /// Whether no element is finite.
@@ -90,7 +97,7 @@ pub(crate) fn same_kinds(candle: &Tensor, other: &Tensor) -> Result<std::result:
 }
 
 /// Half the distance from one to the next number.
-fn unit(dtype: DType) -> f64 {
+pub(super) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
         DType::BF16 => 2f64.powi(-8),

@@ -8,7 +8,7 @@ use super::*;
 /// Attention of two items of 2 heads of 32 for 6 tokens, as candle runs it: queries, keys and values are products of one operand of 16
 /// columns, the first with a bias, copied into the order of heads; the mask is the same for both items, and heads lie beside each
 /// other in the end.
-fn layer() -> Graph {
+pub(super) fn layer() -> Graph {
     let whole = |node: usize, len: u64| operand(Value::Node(node), 0, &[(len, 1)]);
     let mut nodes = Vec::new();
     let mut copies = Vec::new();
@@ -48,7 +48,7 @@ fn layer() -> Graph {
     Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(at + 5), buffer: 9 }] }
 }
 
-fn operands() -> Result<Vec<Tensor>> {
+pub(super) fn operands() -> Result<Vec<Tensor>> {
     let lens = [(192, 0.7), (1024, 1.3), (1024, 0.6), (1024, 0.9), (64, 1.1), (72, 1.7)];
     lens.into_iter().map(|(len, seed)| numbers(len, seed)).collect()
 }
