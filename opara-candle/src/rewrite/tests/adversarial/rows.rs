@@ -19,7 +19,7 @@ fn operands(graph: &Graph) -> Vec<Operands> {
         each.collect()
     };
     // Few rows have a number at all there, each of less than half a rounding.
-    let room = |name: &str| if name == "one that is not zero" { 1.25 } else { 1. };
+    let room = |name: &str| if name == "one that is not zero" { 1.5 } else { 1. };
     KINDS.iter().map(|&(name, kind)| Operands { kind: name.into(), numbers: of(kind), room: room(name) }).collect()
 }
 
