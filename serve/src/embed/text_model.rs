@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle::{DType, Device};
 use opara_models::bert::{BertModel, Config};
-use opara_weights::Checkpoint;
+use opara_weights::{Checkpoint, Unread};
 use serde::Deserialize;
 
 use super::embedder::Encoder;
@@ -211,16 +211,19 @@ impl TextModel {
         if length > positions {
             return Err(EmbedError::Positions { length, positions });
         }
-        let bert = match &self.weights {
+        let (bert, unread) = match &self.weights {
             Weights::Checkpoint(checkpoint) => {
                 let loaded = checkpoint.load(dtype, device)?;
                 let bert = BertModel::load(loaded.vb.clone(), &self.config)?;
                 loaded.check(BertModel::is_head)?;
-                bert
+                (bert, checkpoint.unread())
             }
-            Weights::Seeded(seed) => BertModel::load(opara_weights::seeded(*seed, dtype, device), &self.config)?,
+            Weights::Seeded(seed) => {
+                let weights = opara_weights::seeded(*seed, dtype, device);
+                (BertModel::load(weights, &self.config)?, Unread::Refuse)
+            }
         };
-        let encoder = Encoder { bert, head: self.modules.load(device, false)? };
+        let encoder = Encoder { bert, head: self.modules.load(device, unread == Unread::Warn)? };
         Embedder::new(encoder, self.tokenizer.clone(), &self.config, self.width(), builder, device, buckets)
     }
 }
