@@ -1,5 +1,7 @@
 //! Sequences that join a batch and leave it: each writes what it writes alone.
 
+mod spoiled;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
@@ -261,4 +263,64 @@ fn memory_stays_level() {
     }
     let grown = resident().saturating_sub(level);
     assert!(tokens > 1000 && grown < 8 << 20, "memory grew by {} KiB over some {tokens} tokens", grown >> 10);
+}
+
+/// Token 95 has no number for its embedding, so what a text with it leaves in its slot is NaN.
+#[test]
+fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
+    let config = Config { max_positions: 512, ..Config::tiny() };
+    let model = Arc::new(spoiled::model(&config, CONTEXT, &[95], DType::F32, CPU));
+    let strange = Request { prompt: vec![95; 200], most: 40, ..Request::default() };
+    let sampling = Sampling { repetition_penalty: 1.2, ..Sampling::default() };
+    let texts = [150, 1, 260].map(|n| Request {
+        prompt: (0..n).map(|i| i * 7 % 90).collect(),
+        most: 20,
+        sampling,
+        ..strange.clone()
+    });
+    for builder in [None, Some(OparaExecutor::builder())] {
+        let mut scheduler = Scheduler::new(model.clone(), 2, builder.as_ref()).expect("a scheduler");
+        for text in &texts {
+            let mut fresh = Scheduler::new(model.clone(), 2, None).expect("a scheduler");
+            let expected = alone(&mut fresh, text).tokens;
+            assert!(expected.len() == 20 && expected.iter().any(|token| *token != expected[0]), "{expected:?}");
+            // Both slots are used in turns.
+            for _ in 0..2 {
+                alone(&mut scheduler, &strange);
+                assert_eq!(alone(&mut scheduler, text).tokens, expected);
+            }
+        }
+    }
+    let mut generator = Generator::new(model.clone(), &[sampling], &OparaExecutor::builder()).expect("executors");
+    for text in &texts {
+        let mut fresh = Generator::eager(model.clone(), &[sampling]).expect("a generator");
+        let expected = fresh.generate(&[text.prompt.clone()], 20, &[], |_| ()).expect("a text").tokens;
+        generator.generate(&[strange.prompt.clone()], 40, &[], |_| ()).expect("a text");
+        let got = generator.generate(&[text.prompt.clone()], 20, &[], |_| ()).expect("a text").tokens;
+        assert_eq!(got, expected);
+    }
+}
+
+/// Parts of prompts are filled up with token 0, which no text has here.
+#[test]
+fn what_a_part_is_filled_up_with_is_not_seen() {
+    let config = Config { max_positions: 512, ..Config::tiny() };
+    let [whole, strange] =
+        [&[][..], &[0]].map(|spoiled| Arc::new(spoiled::model(&config, CONTEXT, spoiled, DType::F32, CPU)));
+    for n in [1, 100, 130] {
+        let prompt: Vec<u32> = (0..n).map(|i| 1 + i * 7 % 90).collect();
+        let text = Request { prompt: prompt.clone(), most: 20, ..Request::default() };
+        let of = |model: &Arc<Decoder>| {
+            alone(&mut Scheduler::new(model.clone(), 2, None).expect("a scheduler"), &text).tokens
+        };
+        let expected = of(&whole);
+        assert!(!expected.contains(&0), "{expected:?}");
+        assert_eq!(of(&strange), expected, "behind {n} tokens");
+        let of = |model: &Arc<Decoder>| {
+            let mut generator = Generator::eager(model.clone(), &[Sampling::default(); 2]).expect("a generator");
+            let prompts = [prompt.clone(), vec![3; 129]];
+            generator.generate(&prompts, 20, &[], |_| ()).expect("texts").tokens.swap_remove(0)
+        };
+        assert_eq!(of(&strange), of(&whole), "behind {n} tokens, beside another text");
+    }
 }

@@ -5,8 +5,12 @@
 mod common;
 mod generation;
 mod one_query;
+mod places;
 mod quantized;
+mod rows;
 mod scheduling;
+#[path = "../../models/tests/spoiled/mod.rs"]
+mod spoiled;
 mod t5;
 
 use candle::{DType, Device, Result, Tensor};

@@ -7,10 +7,11 @@ use candle::DType;
 use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::{Decoder, End, Listener, Request, Scheduler};
+use opara_models::decoder::{Config, Decoder, End, Generator, Listener, Request, Rotary, Scheduler};
 
 use super::common::gpu;
 use super::generation::configs;
+use super::spoiled;
 
 struct Sent(mpsc::Sender<u32>, usize);
 
@@ -37,9 +38,11 @@ fn request(rng: &mut Rng) -> Request {
 #[test]
 fn each_sequence_writes_what_it_writes_alone() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    // The heads of the last one are none that kernels take.
-    for (name, config) in [configs().swap_remove(2), configs().swap_remove(3), configs().swap_remove(6)] {
-        let config = opara_models::decoder::Config { max_positions: 512, ..config };
+    // The heads of the last but one are none that kernels take, nor are any sizes of the last one.
+    let odd = Config { hidden: 100, intermediate: 36, ..with_heads(&configs()[0].1, 20) };
+    let kinds = [configs().swap_remove(2), configs().swap_remove(3), configs().swap_remove(6), ("odd", odd)];
+    for (name, config) in kinds {
+        let config = Config { max_positions: 512, ..config };
         let weights = opara_weights::seeded(5, DType::F16, &device);
         let model = Arc::new(Decoder::load(weights, &config, 400)?);
         // Of as many slots: one slot has kernels of its own.
@@ -66,6 +69,76 @@ fn each_sequence_writes_what_it_writes_alone() -> Result<()> {
             }
             let (text, expected): (Vec<u32>, Vec<u32>) = (text.into_iter().collect(), expected.into_iter().collect());
             assert_eq!(text, expected, "{name}: {request:?}");
+        }
+    }
+    Ok(())
+}
+
+/// The same model with heads of another size.
+fn with_heads(config: &Config, head_dim: usize) -> Config {
+    let rotaries = config.rotaries.iter().map(|rotary| Rotary { dim: head_dim, ..rotary.clone() });
+    Config { head_dim, rotaries: rotaries.collect(), ..config.clone() }
+}
+
+/// The tokens of a request that has the scheduler for itself.
+fn alone(scheduler: &mut Scheduler, request: &Request) -> Result<Vec<u32>> {
+    let (told, text) = mpsc::channel();
+    scheduler.join(request.clone(), Box::new(Sent(told, usize::MAX)))?;
+    while scheduler.live() > 0 {
+        scheduler.turn(|| false)?;
+    }
+    Ok(text.into_iter().collect())
+}
+
+/// Token 95 has no number for its embedding, so what a text with it leaves in its slot is NaN.
+#[test]
+fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // Kinds with windows and without, with heads for each kernel and for none.
+    let kinds = [(0, 64), (0, 48), (0, 20), (4, 256), (4, 64), (3, 128)];
+    for ((kind, head_dim), dtype) in
+        kinds.iter().flat_map(|&kind| [DType::F32, DType::F16, DType::BF16].map(|dtype| (kind, dtype)))
+    {
+        let (name, config) = configs().swap_remove(kind);
+        let (config, of) = (with_heads(&config, head_dim), format!("{name}, heads of {head_dim}, {dtype:?}"));
+        let model = Arc::new(spoiled::model(&config, 400, &[95], dtype, &device));
+        let strange = Request { prompt: vec![95; 200], most: 40, ..Request::default() };
+        let mut scheduler = Scheduler::new(model.clone(), 2, Some(&OparaExecutor::builder()))?;
+        let mut eager = Scheduler::new(model.clone(), 2, None)?;
+        for n in [150, 1, 260] {
+            let prompt: Vec<u32> = (0..n).map(|i| i * 7 % 90).collect();
+            let text = Request { prompt: prompt.clone(), most: 20, ..Request::default() };
+            let expected = alone(&mut Scheduler::new(model.clone(), 2, None)?, &text)?;
+            for _ in 0..2 {
+                alone(&mut scheduler, &strange)?;
+                alone(&mut eager, &strange)?;
+                assert_eq!(alone(&mut scheduler, &text)?, expected, "{of}");
+                assert_eq!(alone(&mut eager, &text)?, expected, "{of}, eagerly");
+            }
+        }
+        let sampling = [Sampling::default()];
+        let expected = Generator::eager(model.clone(), &sampling)?.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens;
+        let mut generator = Generator::eager(model.clone(), &sampling)?;
+        generator.generate(&[strange.prompt.clone()], 40, &[], |_| ())?;
+        assert_eq!(generator.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens, expected, "{of}, a generator");
+    }
+    Ok(())
+}
+
+/// Parts of prompts are filled up with token 0, which no prompt has here.
+#[test]
+fn what_a_part_is_filled_up_with_is_not_seen() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for ((kind, head_dim), dtype) in [((0, 64), DType::F16), ((0, 64), DType::F32), ((4, 256), DType::BF16)] {
+        let (name, config) = configs().swap_remove(kind);
+        let config = with_heads(&config, head_dim);
+        let model = |tokens: &[u32]| Arc::new(spoiled::model(&config, 400, tokens, dtype, &device));
+        let (whole, strange) = (model(&[]), model(&[0]));
+        for n in [1, 100, 130] {
+            let prompt: Vec<u32> = (0..n).map(|i| 1 + i * 7 % 90).collect();
+            let text = Request { prompt, most: 1, ..Request::default() };
+            let of = |model: &Arc<Decoder>| alone(&mut Scheduler::new(model.clone(), 2, None)?, &text);
+            assert_eq!(of(&strange)?, of(&whole)?, "{name}, heads of {head_dim}, {dtype:?}, behind {n} tokens");
         }
     }
     Ok(())

@@ -5,8 +5,8 @@ use candle::{DType, Device, Tensor};
 use super::config::Config;
 use super::error::Result;
 
-/// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values are written behind the
-/// text: there is room for them.
+/// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values, zeros, are written behind
+/// the text: there is room for them.
 pub(super) const CHUNK: usize = 128;
 
 /// Keys and values of a batch of sequences, and how long each sequence is: all on the device, and of one size from the first

@@ -10,6 +10,7 @@ use opara_candle::{Builder, Carry, StepExecutor};
 use super::cache::{Cache, CHUNK};
 use super::engine::AHEAD;
 use super::error::{DecoderError, Result};
+use super::slots::own_tokens;
 use super::Decoder;
 
 /// What a step carries on: the last token of each sequence, its keys and values, and how tokens are drawn.
@@ -63,7 +64,8 @@ fn step(model: &Decoder, writing: &Writing) -> candle::Result<Vec<Tensor>> {
 /// many of them are its own, where the last of these is among all of them, and one if there are any.
 fn read(model: &Decoder, inputs: &[Tensor], writing: &Writing) -> candle::Result<Vec<Tensor>> {
     let [ids, counts, last, is_read] = [0, 1, 2, 3].map(|at| &inputs[at]);
-    let hidden = model.forward(ids, &writing.cache)?;
+    let own = own_tokens(ids, &ops::unsqueeze(counts, 1)?, |places, counts| places.broadcast_lt(counts))?;
+    let hidden = model.forward_part(ids, Some(&own), &writing.cache)?;
     let (batch, tokens, size) = hidden.dims3()?;
     let hidden = ops::index_select(&ops::reshape(&hidden, (batch * tokens, size))?, last, 0)?;
     // The position of the last token of each, as in a step.

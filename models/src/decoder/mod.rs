@@ -269,6 +269,12 @@ impl Decoder {
     /// # Errors
     /// Shapes that do not agree; on the CPU, tokens beyond the cache's end.
     pub fn forward(&self, ids: &Tensor, cache: &Cache) -> candle::Result<Tensor> {
+        self.forward_part(ids, None, cache)
+    }
+
+    /// The same of a part that is filled up with other tokens: only those that are `own`, `(batch, tokens, 1)` of u8, have keys and values
+    /// that count. Those of the others are zeros, so that nothing of them is in what own tokens see.
+    fn forward_part(&self, ids: &Tensor, own: Option<&Tensor>, cache: &Cache) -> candle::Result<Tensor> {
         let mut x = {
             let _scope = scope("embedding");
             let x = self.table.embed(ids, self.dtype)?.to_dtype(self.dtype)?;
@@ -276,7 +282,7 @@ impl Decoder {
                 .embedding_scale
                 .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
         };
-        let places = Places { start: &cache.position, rotaries: &self.rotaries };
+        let places = Places { start: &cache.position, rotaries: &self.rotaries, own };
         for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {
             let _scope = scope(&at.to_string());
             x = layer.forward(&x, cache, &places)?;

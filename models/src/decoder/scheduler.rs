@@ -14,8 +14,8 @@ use super::Decoder;
 /// Writes texts for requests that come and go, each in a slot of one batch.
 ///
 /// Prompts are read by parts, between the steps that add a token to every other sequence. What a sequence writes does not depend on
-/// the others, nor on its slot. Whole parts of a prompt that some slot has read already, for the same tokens from the beginning on,
-/// are copied instead of read.
+/// the others, nor on what its slot was used for before. Whole parts of a prompt that some slot has read already, for the same tokens
+/// from the beginning on, are copied instead of read.
 ///
 /// ```
 /// # use std::sync::{mpsc, Arc};
@@ -85,8 +85,9 @@ impl Seat {
 impl Scheduler {
     /// For so many sequences at once, by executors with these settings, or eagerly.
     ///
-    /// On a GPU up to eight sequences share launches that give the same bits for any number of them. With more slots than that, sums
-    /// are taken in another order while more than eight are in use, and texts may differ by a rounding.
+    /// On a GPU a step of 2 to 8 slots gives a sequence the same bits, however many there are. A step of more slots gives it bits that
+    /// depend on their number, not on the other sequences: texts may differ by a rounding while more than eight slots are in use. So do
+    /// those of a scheduler of one slot.
     ///
     /// # Errors
     /// No memory left; those of the executors.

@@ -31,8 +31,8 @@ pub(super) struct Slot {
     pub token: u32,
     /// Where it stands.
     pub position: u32,
-    /// Whether steps add tokens. A step also writes keys and values of a slot that stands still, at its position: nothing reads
-    /// them before they are overwritten.
+    /// Whether steps add tokens. A step also writes keys and values of a slot that stands still, at its position: no other
+    /// sequence reads them, and its own one overwrites them first.
     pub writes: bool,
     pub sampling: Sampling,
     /// Whether tokens are barred that the tokens seen mark so.
@@ -137,12 +137,26 @@ impl Part<'_> {
     }
 }
 
+/// Which tokens of a part, `(batch, tokens)`, are a text's own, `(batch, tokens, 1)` of u8: those for which `is_own` of their indices,
+/// `(1, tokens)`, and of `by`, `(batch, 1)`, is 1.
+pub(super) fn own_tokens(
+    ids: &Tensor,
+    by: &Tensor,
+    is_own: impl Fn(&Tensor, &Tensor) -> candle::Result<Tensor> + Send + Sync + 'static,
+) -> candle::Result<Tensor> {
+    let tokens = ids.dim(1)? as u32;
+    ops::custom("own_tokens", &[by], move |t| {
+        is_own(&Tensor::arange(0, tokens, t[0].device())?.unsqueeze(0)?, t[0])?.unsqueeze(2)
+    })
+}
+
 /// Reads a part of a prompt into the keys and values of one slot, and draws the token behind it, as a step would. No other slot is
 /// touched. The inputs are tokens `(1, CHUNK)`, where the first one stands, which is the last that counts, how to draw, and the
 /// tokens seen.
 pub(super) fn read(model: &Decoder, inputs: &[Tensor], layers: &[Tensor]) -> candle::Result<Vec<Tensor>> {
     let [ids, start, last, sampler, seen] = [0, 1, 2, 3, 4].map(|at| &inputs[at]);
-    let hidden = model.forward(ids, &Cache { layers: layers.to_vec(), position: start.clone() })?;
+    let own = own_tokens(ids, &ops::unsqueeze(last, 1)?, |places, last| places.broadcast_le(last))?;
+    let hidden = model.forward_part(ids, Some(&own), &Cache { layers: layers.to_vec(), position: start.clone() })?;
     let (_, tokens, size) = hidden.dims3()?;
     let hidden = ops::index_select(&ops::reshape(&hidden, (tokens, size))?, last, 0)?;
     let position = ops::add(start, last)?;

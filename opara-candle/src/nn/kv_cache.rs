@@ -13,7 +13,7 @@ use crate::state::Carry;
 /// A decoder of candle-transformers concatenates new keys and values to those before, cuts its rotary tables at an offset that the host
 /// counts, and makes a mask of the size of the text. In their places come [`append`](Self::append), [`rows`](Self::rows) and
 /// [`mask`](Self::mask); [`advance`](Self::advance) ends a pass. Attention then runs over all `context` places, of which the mask
-/// excludes those that are not written.
+/// excludes those that are not written. Their keys and values are zeros in what `append` gives, whatever an earlier text has left there.
 ///
 /// ```
 /// use candle::{DType, Device::Cpu, Tensor};
@@ -64,7 +64,7 @@ impl KvCache {
     }
 
     /// Writes keys and values of new tokens, `(batch, heads, tokens, head_dim)`, behind those of earlier ones, and gives all of the layer:
-    /// `(batch, heads, context, head_dim)`.
+    /// `(batch, heads, context, head_dim)`, with zeros behind the new tokens.
     ///
     /// # Errors
     /// A layer that there is not; shapes or dtypes that do not agree; on the CPU, tokens beyond the context, which a GPU skips.
@@ -79,7 +79,19 @@ impl KvCache {
             Some(variable) if !is_nested() => gradient::with_error(&("KvCache::append", variable), all.clone()),
             _ => Ok(all.clone()),
         };
-        Ok((given(keys, k)?, given(values, v)?))
+        let (keys, values) = (self.written(keys, k.dim(2)?)?, self.written(values, v.dim(2)?)?);
+        Ok((given(&keys, k)?, given(&values, v)?))
+    }
+
+    /// Keys or values with zeros behind so many new tokens. What is there may be infinite, or NaN: a mask does not hide that, since a
+    /// weight of zero times it is NaN.
+    fn written(&self, all: &Tensor, tokens: usize) -> Result<Tensor> {
+        ops::custom("cache_written", &[all, &self.places, &self.position], move |t| {
+            let end = t[2].broadcast_add(&Tensor::full(tokens as u32, 1, t[2].device())?)?;
+            let is_written = t[1].broadcast_lt(&end)?.unsqueeze(1)?.broadcast_as(t[0].shape())?;
+            let zeros = Tensor::zeros((), t[0].dtype(), t[0].device())?;
+            is_written.where_cond(t[0], &zeros.broadcast_as(t[0].shape())?)
+        })
     }
 
     /// Rows of a table, `(places, width)`, for the new tokens: `(tokens, width)`. For rotary embeddings, and learned ones.

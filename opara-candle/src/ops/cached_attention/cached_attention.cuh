@@ -10,7 +10,8 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
     const Share<LANES, HEADS> my(group, dim);
     let_the_next_begin();
     // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
-    const unsigned at = min(start[item], min(of.capacity, of.positions) - 1), end = at + 1;
+    const unsigned limit = min(of.capacity, of.positions), position = start[item];
+    const unsigned at = min(position, limit - 1), end = at + 1;
     T *keys = cache + ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim;
     T *values = keys + (size_t)of.kv_heads * of.capacity * dim;
     const Places<T> places = {keys, values, dim, dim, of.window && end > of.window ? end - of.window : 0, end};
@@ -32,7 +33,8 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
             turn.operator()<T>(own.key);
             turn.operator()<T>(own.q);
         }
-        if (is_its_place && my.warp == 0 && my.sub == 0 && my.is_there) {
+        // A token beyond the end is not written: its row would be that of the last place.
+        if (is_its_place && position < limit && my.warp == 0 && my.sub == 0 && my.is_there) {
             store_narrow(keys + (size_t)at * dim + my.first, own.key);
             store_narrow(values + (size_t)at * dim + my.first, own.value);
         }

@@ -92,7 +92,8 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     let_the_next_begin();
 
     // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
-    const unsigned at = min(start[item], min(of.capacity, of.positions) - 1), end = at + 1;
+    const unsigned limit = min(of.capacity, of.positions), position = start[item];
+    const unsigned at = min(position, limit - 1), end = at + 1;
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
     const unsigned share = (end - oldest + BLOCKS - 1) / BLOCKS, begin = oldest + block * share;
     const unsigned stop = min(end, begin + share), tiles = begin < stop ? (stop - begin + PLACES - 1) / PLACES : 0;
@@ -135,7 +136,9 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
         for (unsigned n = 0; n < EACH; n++) own.at[n] = row == VALUE ? own.at[n] : narrow<T>(v[n]);
     }
     if (row < NEW_ROWS) store(reinterpret_cast<T *>(dynamic + row * NEW_ROW) + first, own);
-    if (begin <= at && at < stop && is_there && row >= KEY) store((row == KEY ? keys : values) + (size_t)at * dim + first, own);
+    // A token beyond the end is not written: its row would be that of the last place.
+    const bool is_written = position < limit && begin <= at && at < stop && is_there && row >= KEY;
+    if (is_written) store((row == KEY ? keys : values) + (size_t)at * dim + first, own);
     __syncthreads();
 
     unsigned q[UNITS / 4][4];

@@ -43,6 +43,15 @@ fn positions(start: &Tensor, tokens: usize) -> Result<Tensor> {
     start.unsqueeze(1)?.broadcast_add(&Tensor::arange(0u32, tokens as u32, start.device())?)
 }
 
+/// The rows of a table at the positions of new tokens. Beyond its end a GPU takes the last row: the lookup would be an assertion failure
+/// there, after which the process has no GPU.
+fn rows_of(rotary: &Tensor, start: &Tensor, tokens: usize) -> Result<Tensor> {
+    let positions = positions(start, tokens)?.flatten_all()?;
+    let last = rotary.dim(0)?.saturating_sub(1) as u32;
+    let positions = if start.device().is_cpu() { positions } else { positions.minimum(last)? };
+    rotary.contiguous()?.index_select(&positions, 0)
+}
+
 /// Heads of queries, keys and values, `(batch, tokens, heads + 2 * kv_heads, head_dim)`, with the first two normalised and turned.
 fn turned(
     of: &CachedAttention,
@@ -61,9 +70,7 @@ fn turned(
     let (q, k) = (normed(0, heads, norms.map(|n| n.0))?, normed(heads, kv_heads, norms.map(|n| n.1))?);
     let both = Tensor::cat(&[q, k], 2)?;
     let turned = match rotary {
-        Some(rotary) => {
-            rotated(&both, &rotary.contiguous()?.index_select(&positions(start, tokens)?.flatten_all()?, 0)?)?
-        }
+        Some(rotary) => rotated(&both, &rows_of(rotary, start, tokens)?)?,
         None => both,
     };
     Tensor::cat(&[turned, all.narrow(2, heads + kv_heads, kv_heads)?], 2)
@@ -127,8 +134,9 @@ fn by_position(
     Tensor::stack(&results, 0)
 }
 
-/// All sequences at once over all places, of which a mask hides those that a token does not see. The first heads of `turned`,
-/// `(batch, tokens, heads or more, head_dim)`, are the queries.
+/// All sequences over all places, of which a mask hides those that a token does not see. The first heads of `turned`,
+/// `(batch, tokens, heads or more, head_dim)`, are the queries. One token a sequence is computed sequence by sequence: a library chooses
+/// its kernels by how many there are, and a sequence's bits must not depend on the others.
 pub(super) fn by_mask(
     of: &CachedAttention,
     turned: &Tensor,
@@ -138,9 +146,17 @@ pub(super) fn by_mask(
 ) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
     let (batch, tokens, capacity, group) = (turned.dim(0)?, turned.dim(1)?, cache.dim(3)?, heads / kv_heads);
+    if tokens == 1 && batch > 1 {
+        let one = |item| {
+            let [turned, cache, start] = [turned, cache, start].map(|of| of.narrow(0, item, 1));
+            by_mask(of, &turned?, &cache?, &start?, by_distance)
+        };
+        return Tensor::cat(&(0..batch).map(one).collect::<Result<Vec<_>>>()?, 0);
+    }
     let device = cache.device();
     let places = Tensor::arange(0u32, capacity as u32, device)?.reshape((1, 1, capacity))?;
     let at = positions(start, tokens)?.unsqueeze(2)?;
+    let cache = own_places(of, cache, start, &places, tokens)?;
     let mut hidden = at.broadcast_lt(&places)?;
     if let Some(window) = of.window {
         // A sum, since positions are unsigned.
@@ -168,6 +184,20 @@ pub(super) fn by_mask(
     y.reshape((batch, heads, tokens, head_dim))?.transpose(1, 2)?.reshape((batch, tokens, heads * head_dim))
 }
 
+/// The cache with zeros at places that no new token sees. They hold what another text has left, or nothing yet: an infinity or NaN there
+/// would be NaN in each sum, since a weight of zero does not hide it.
+fn own_places(of: &CachedAttention, cache: &Tensor, start: &Tensor, places: &Tensor, tokens: usize) -> Result<Tensor> {
+    let (batch, capacity) = (cache.dim(0)?, cache.dim(3)?);
+    let count = |n: usize| Tensor::full(n as u32, (1, 1), cache.device());
+    let (places, start) = (places.reshape((1, capacity))?, start.reshape((batch, 1))?);
+    let mut is_own = places.broadcast_lt(&start.broadcast_add(&count(tokens)?)?)?;
+    if let Some(window) = of.window {
+        is_own = is_own.minimum(&places.broadcast_add(&count(window)?)?.broadcast_gt(&start)?)?;
+    }
+    let is_own = is_own.reshape((batch, 1, 1, capacity, 1))?.broadcast_as(cache.shape())?;
+    is_own.where_cond(cache, &Tensor::zeros((), cache.dtype(), cache.device())?.broadcast_as(cache.shape())?)
+}
+
 #[cfg(test)]
 mod tests {
     use candle::Device::Cpu;
@@ -178,6 +208,26 @@ mod tests {
     fn waves(i: usize, shape: &[usize]) -> Result<Tensor> {
         let elements = shape.iter().product::<usize>();
         (Tensor::arange(0f32, elements as f32, &Cpu)? * (i + 1) as f64)?.sin()?.reshape(shape)
+    }
+
+    /// The cache with a number at each place that no new token sees.
+    fn poisoned(of: &CachedAttention, cache: &Tensor, start: &Tensor, tokens: usize, poison: f32) -> Result<Tensor> {
+        let (size, capacity) = (of.head_dim, cache.dim(3)?);
+        let starts = start.to_vec1::<u32>()?;
+        let of_item = cache.elem_count() / starts.len();
+        let mut values = cache.flatten_all()?.to_vec1::<f32>()?;
+        for (at, value) in values.iter_mut().enumerate() {
+            let (start, place) = (starts[at / of_item] as usize, at / size % capacity);
+            let oldest = of.window.map_or(0, |window| (start + 1).saturating_sub(window));
+            if !(oldest..start + tokens).contains(&place) {
+                *value = poison;
+            }
+        }
+        Tensor::from_vec(values, cache.shape(), &Cpu)
+    }
+
+    fn bits(x: &Tensor) -> Result<Vec<u32>> {
+        Ok(x.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
     }
 
     #[test]
@@ -192,10 +242,31 @@ mod tests {
                 for by_distance in [None, Some(&table)] {
                     let expected = by_position(&of, &all, &cache, &start, by_distance)?;
                     let got = by_mask(&of, &all, &cache, &start, by_distance)?;
-                    let difference = (got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
+                    let difference = (&got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
                     assert!(difference < 1e-5, "{tokens} tokens, {window:?}: {difference}");
+                    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                        let of_others = poisoned(&of, &cache, &start, tokens, poison)?;
+                        let beside = by_mask(&of, &all, &of_others, &start, by_distance)?;
+                        assert_eq!(bits(&beside)?, bits(&got)?, "{tokens} tokens, {window:?}, {poison}");
+                        let beside = by_position(&of, &all, &of_others, &start, by_distance)?;
+                        assert_eq!(bits(&beside)?, bits(&expected)?, "{tokens} tokens, {window:?}, {poison}");
+                    }
                 }
             }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tokens_beyond_the_end_of_a_cache_are_refused_and_write_nothing() -> Result<()> {
+        let of = CachedAttention { heads: 2, kv_heads: 1, head_dim: 4, scale: 1., window: None, eps: 1e-6 };
+        let before = waves(1, &[2, 2, 1, 6, 4])?;
+        for (tokens, start) in [(1, 6), (1, 7), (3, 4), (1, u32::MAX - 1)] {
+            let (cache, qkv) = (before.copy()?, waves(2, &[2, tokens, 16])?);
+            let start = Tensor::new(&[1, start], &Cpu)?;
+            let new = NewTokens { qkv: &qkv, start: &start, rotary: None, norms: None, by_distance: None };
+            assert!(super::cached_attention(&of, &cache, &new).is_err(), "{tokens} at {start}");
+            assert_eq!(bits(&cache)?, bits(&before)?, "{tokens} at {start}");
         }
         Ok(())
     }
