@@ -66,6 +66,7 @@ pub(crate) mod effects;
 mod embedding;
 #[cfg(feature = "cuda")]
 mod error_totals;
+mod few_rows;
 pub(crate) mod format;
 mod gemv;
 mod group_norm;

@@ -9,6 +9,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelAr
 use crate::cuda::driver::kernels::{
     address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, wide, Capabilities,
 };
+use crate::ops::few_rows::FEW;
 use crate::ops::Activation;
 
 /// `WARPS` of both headers.
@@ -82,6 +83,10 @@ impl Gemv {
         epilogue: Epilogue,
         capabilities: &Capabilities,
     ) -> Option<Self> {
+        // What eight rows have no room for, fewer do not do either: the bits of a row do not depend on how many there are from two on.
+        if (2..FEW).contains(&rows) {
+            Self::new(dtype, [FEW, columns, inner], epilogue, capabilities)?;
+        }
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
@@ -298,6 +303,8 @@ mod tests {
         assert_eq!(new(DType::BF16, 17, 64, 64, plain), None, "more rows than kernels take");
         assert_eq!(new(DType::F16, 1, 64, 100, plain), None, "rows that 16 bytes do not divide");
         assert_eq!(new(DType::F16, 8, 64, 14_336, plain), None, "more than shared memory holds");
+        assert_eq!(new(DType::F16, 2, 64, 14_336, plain), None, "what eight rows have no room for");
+        assert!(new(DType::F16, 1, 64, 14_336, plain).is_some(), "one row has a kernel of its own");
         let turing = capabilities("sm_75", 75, 64 << 10);
         assert_eq!(Gemv::new(DType::F16, [2, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
     }

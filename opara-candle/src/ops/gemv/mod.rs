@@ -9,6 +9,7 @@ mod launch;
 
 use candle::{bail, Result, Tensor, D};
 
+use super::few_rows::as_few;
 use super::matmul::matmul_flops;
 use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation};
 use crate::cpu::record::apply;
@@ -20,8 +21,11 @@ pub type RmsScale<'a> = (&'a Tensor, f32);
 /// `(.., out)`: the products of a decoder's layer.
 ///
 /// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: in f16 and bf16 two rows or more on tensor
-/// cores. Sums are in f32, in an order that depends on the weight's size alone, but for one row in 16 bits, whose kernel is another one.
-/// More rows are a norm, a product and a sum.
+/// cores. Sums are in f32. More rows are a norm, a product and a sum. So are fewer where there is no kernel: for rows of a length that 16
+/// bytes do not divide, or of which eight do not fit into shared memory.
+///
+/// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others. One row alone may have
+/// another kernel, and so may each number of rows above eight.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -86,7 +90,7 @@ fn product(
         let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, activation, residual));
         own_or(x, own, || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            let y = linear_act(&x, weight, bias, activation)?;
+            let y = as_few(&x, |x| linear_act(x, weight, bias, activation))?;
             residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))
         })
     };
@@ -127,7 +131,7 @@ pub fn norm_gated(
         let own = || gpu!(cuda::norm_gated(x, norm, weight, bias, activation));
         own_or(x, own, || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            gated(&linear(&x, weight, bias)?, activation)
+            gated(&as_few(&x, |x| linear(x, weight, bias))?, activation)
         })
     };
     let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias];

@@ -11,6 +11,7 @@ use super::blocks::Format;
 use crate::cuda::driver::kernels::{
     address, allow_shared, arg_or_null, blocks, expect, expect_aligned, function, ptx, Capabilities,
 };
+use crate::ops::few_rows::FEW;
 use crate::ops::Activation;
 
 /// What a kernel divides a weight into.
@@ -66,15 +67,18 @@ impl Gemv {
     ) -> Option<Self> {
         let is_some = code(dtype).is_some() && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        if !is_some || !are_countable || rows > 8 || !inner.is_multiple_of(32) {
+        if !is_some || !are_countable || rows > FEW || !inner.is_multiple_of(32) {
             return None;
         }
+        // What eight rows have no room for, fewer do not do either: the bits of a row do not depend on how many there are from two on.
+        if (2..FEW).contains(&rows) {
+            Self::new(dtype, format, [FEW, columns, inner], activation, capabilities)?;
+        }
         let mut of = Self { dtype, format, rows, columns, inner, activation, ahead: None };
-        // Groups whose numbers are copied at once: of 16 bytes, or all of a chunk. What eight rows have no room for, fewer do not do
-        // either: the bits of a row do not depend on how many there are from two on. One row alone is faster without tensor cores.
+        // Groups whose numbers are copied at once: of 16 bytes, or all of a chunk. One row alone is faster without tensor cores.
         let copied = (8 / format.numbers()).min(TENSOR.chunk * 8 / format.bits / format.group);
         let is_whole = inner.is_multiple_of(copied * format.group);
-        if rows > 1 && capabilities.has_tensor_cores() && is_whole && of.room_ahead(8, capabilities) > 0 {
+        if rows > 1 && capabilities.has_tensor_cores() && is_whole && of.room_ahead(FEW, capabilities) > 0 {
             of.ahead = Some(0); // The sizes below are those of its kernel from here on.
             of.ahead = Some(of.steps(of.splits()).min(of.room_ahead(rows, capabilities)));
         }

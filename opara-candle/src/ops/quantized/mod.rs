@@ -13,6 +13,7 @@ pub use weight::QuantizedWeight;
 
 use candle::{bail, DType, Result, Tensor};
 
+use super::few_rows::as_few;
 use super::gemv::{gated, Operands};
 use super::matmul::matmul_flops;
 use super::{add, linear, own_or, rms_norm, Activation, RmsScale};
@@ -89,7 +90,8 @@ fn product(
         let own = || gpu!(cuda::product(x, norm, &weight, bias, residual, gate));
         own_or(x, own, || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            let y = linear(&x, &expanded(&weight, None, x.dtype())?, bias)?;
+            let expanded = expanded(&weight, None, x.dtype())?;
+            let y = as_few(&x, |x| linear(x, &expanded, bias))?;
             match (gate, residual) {
                 (Some(activation), _) => gated(&y, activation),
                 (None, Some(residual)) => add(residual, &y),
