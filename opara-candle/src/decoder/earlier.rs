@@ -68,6 +68,10 @@ pub(super) fn check_kept(growth: &Growth, earlier: (&WholePass, &Known), later: 
             let (before, now) = (before?, now?);
             // Those that both have.
             let count = (before.first + before.tokens.dim(1)?).saturating_sub(now.first);
+            // With a window of two a pass has one earlier token, which the next one has overwritten.
+            if count == 0 {
+                continue;
+            }
             let before = before.tokens.narrow(1, now.first - before.first, count)?;
             let now = now.tokens.narrow(1, 0, count)?;
             if before.ne(&now)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? != 0. {
