@@ -33,6 +33,14 @@ impl Target {
                 "this program looks the CUDA driver up at run time: build cudarc with `dynamic-linking`".into();
             return Err(Error::NotCapturable { reason });
         }
+        if let [_, ..] = driver::unseen() {
+            let libraries = driver::unseen().join(", ");
+            let reason = format!(
+                "calls of {libraries} do not pass through this library: the process has loaded it globally before the shared library that \
+                 has this one. Load it without RTLD_GLOBAL, or link the program itself with this library"
+            );
+            return Err(Error::NotCapturable { reason });
+        }
         Ok(Self { device, stream })
     }
 }

@@ -36,7 +36,7 @@ pub(super) use cupti::{Activity, Watch};
 pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(super) use interpose::{
-    is_interposed, outside_capture, position, Call, CapturePool, CapturedWork, Placed, WrittenMemory,
+    is_interposed, outside_capture, position, unseen, Call, CapturePool, CapturedWork, Placed, WrittenMemory,
 };
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;

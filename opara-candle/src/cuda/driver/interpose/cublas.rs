@@ -275,7 +275,7 @@ super::interpose! {
 
 super::interpose! {
     /// Destroys a handle; this waits for the whole device.
-    fn cublasDestroy_v2(handle: cublasHandle_t) -> cublasStatus_t, missing MISSING;
+    fn cublasDestroy_v2(handle: cublasHandle_t) -> cublasStatus_t, missing MISSING, probed MISSING;
     |next| {
         // SAFETY: the arguments are the caller's.
         between_captures(|| unsafe { next(handle) })

@@ -20,7 +20,7 @@ super::interpose! {
         beta: *const c_void, c: *const c_void, clayout: lt::cublasLtMatrixLayout_t, d: *mut c_void,
         dlayout: lt::cublasLtMatrixLayout_t, algo: *const lt::cublasLtMatmulAlgo_t, workspace: *mut c_void,
         workspace_bytes: usize, stream: lt::cudaStream_t,
-    ) -> lt::cublasStatus_t, missing MISSING;
+    ) -> lt::cublasStatus_t, missing MISSING, probed MISSING;
     |next| {
         // SAFETY: the caller vouches for the descriptors and beta.
         let describe = || unsafe {

@@ -35,7 +35,7 @@ fn edit(f: impl FnOnce(&mut Vec<(cudnnHandle_t, CUstream)>)) {
 
 super::interpose! {
     /// Sets the stream of a handle; during a capture the private one.
-    fn cudnnSetStream(handle: cudnnHandle_t, stream: cudaStream_t) -> cudnnStatus_t, missing MISSING;
+    fn cudnnSetStream(handle: cudnnHandle_t, stream: cudaStream_t) -> cudnnStatus_t, missing MISSING, probed MISSING;
     |next| {
         edit(|handles| {
             handles.retain(|(known, _)| *known != handle);

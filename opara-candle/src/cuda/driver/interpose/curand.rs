@@ -66,7 +66,7 @@ super::interpose! {
 
 super::interpose! {
     /// Destroys a generator; this waits for the whole device.
-    fn curandDestroyGenerator(generator: curandGenerator_t) -> curandStatus_t, missing MISSING;
+    fn curandDestroyGenerator(generator: curandGenerator_t) -> curandStatus_t, missing MISSING, probed MISSING;
     |next| {
         DRAWN.lock().get_or_insert_default().remove(&(generator as usize));
         // SAFETY: the arguments are the caller's.

@@ -12,7 +12,8 @@
 //! frees; and writes of a forward pass to memory that is older than the pass ([`written_memory`]).
 //!
 //! Calls from inside a shared library are not seen: calls of cuBLAS itself, and of C++ operators that are linked against the
-//! static CUDA runtime. Library calls go to the private stream through the library's handle.
+//! static CUDA runtime. Library calls go to the private stream through the library's handle. Whether this program's own calls are seen
+//! is [probed](probe), for each library.
 
 mod capture_pool;
 mod cublas;
@@ -31,6 +32,7 @@ mod library_call;
 mod modules;
 mod noted;
 mod private_stream;
+mod probe;
 mod restore;
 mod runtime;
 mod scale;
@@ -52,6 +54,7 @@ pub(super) use self::library_call::LibraryCall;
 pub(in crate::cuda) use self::library_call::{Call, Placed};
 pub(super) use self::modules::code_of;
 pub(super) use self::private_stream::PrivateStream;
+pub(in crate::cuda) use self::probe::unseen;
 pub(super) use self::thread_capture::{
     capture, is_capturing, without_events, MemoryEvent, MemoryEventKind, ThreadCapture,
 };
@@ -98,10 +101,11 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Defines an interposed function. `next` is the library's function; `missing` is returned if there is none.
+/// Defines an interposed function. `next` is the library's function; `missing` is returned if there is none. A function with which its
+/// library is [probed](probe) returns `probed` then.
 macro_rules! interpose {
-    ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr;
-     |$next:ident| $body:expr) => {
+    ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr
+     $(, probed $probed:expr)?; |$next:ident| $body:expr) => {
         $(#[$doc])*
         ///
         /// # Safety
@@ -109,6 +113,9 @@ macro_rules! interpose {
         #[no_mangle]
         pub unsafe extern "C" fn $name($($argument: $type),*) -> $return {
             static NEXT: super::Next<unsafe extern "C" fn($($type),*) -> $return> = super::Next::new();
+            $(if super::probe::is_probe() {
+                return $probed;
+            })?
             // SAFETY: the type is that of the function that is defined here, which the library declares alike.
             let Some($next) = (unsafe { NEXT.get(concat!(stringify!($name), "\0")) }) else { return $missing };
             #[cfg(feature = "faults")]

@@ -119,7 +119,8 @@ macro_rules! write_to {
     ($($name:ident, $per_thread:literal, ($($argument:ident: $type:ty),*);)*) => {$(
         super::interpose! {
             /// Writes on the private stream where this thread captures.
-            fn $name(target: *mut c_void, $($argument: $type,)* stream: *mut c_void) -> c_int, missing MISSING;
+            fn $name(target: *mut c_void, $($argument: $type,)* stream: *mut c_void) -> c_int, missing MISSING,
+            probed MISSING;
             |next| {
                 if !written_memory::before_write(target as u64) {
                     return NO_MEMORY;
