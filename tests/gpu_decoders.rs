@@ -86,10 +86,12 @@ fn steps_give_the_modules_logits() -> anyhow::Result<()> {
         let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
         assert_near(&mut fast, &model, forward, tolerance, &device)?;
 
-        // Of a window of two, a step has one earlier token, which the next one does not have any more.
+        // Of a window of two, a step has one earlier token, which the next one does not have any more. Attention to so few need not be
+        // known: then the module runs eagerly.
         for window in [24, 3, 2] {
             let model = gemma3(dtype, &device, window)?;
-            let mut fast = strict().build_decoder(model.clone(), gemma3::Model::forward, &example, 64)?;
+            let builder = if window == 24 { strict() } else { OparaExecutor::builder() };
+            let mut fast = builder.build_decoder(model.clone(), gemma3::Model::forward, &example, 64)?;
             assert_near(&mut fast, &model, gemma3::Model::forward, tolerance, &device)?;
         }
 
