@@ -20,8 +20,7 @@ use opara_serve::server::{router, Settings};
 use tokio::runtime::Runtime;
 use tower::ServiceExt;
 
-const ROUTES: [&str; 4] =
-    ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v2/models/bert/infer"];
+const ROUTES: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v2/models/bert/infer"];
 
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().expect("a runtime"));
 static ROUTER: LazyLock<Router> = LazyLock::new(|| serve().expect("a server"));
@@ -52,7 +51,8 @@ fn serve() -> anyhow::Result<Router> {
         let engine = model.embedder(&Device::Cpu, DType::F32, &buckets)?;
         let batcher = Batcher::start([engine], buckets, batch::Settings::default().metrics(metrics.clone()));
         let (tokenizer, vocabulary) = (model.tokenizer().clone(), model.vocabulary());
-        Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics.clone())) as Arc<dyn Model>)
+        Ok(Arc::new(EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics.clone()))
+            as Arc<dyn Model>)
     });
     let (texts, counters) = (registry.texts("m"), registry.model("m"));
     let decoder: Loader = Arc::new(move || {

@@ -43,12 +43,24 @@ const CONFIGS: [&str; 3] = [
 /// Routes are those of the target `request`, by number.
 const REQUESTS: [(u8, &str); 8] = [
     (0, r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":0.5,"stream":true}"#),
-    (1, r#"{"model":"m","prompt":"ab","max_tokens":3,"stop":["x"],"seed":1,"top_p":0.9,"min_tokens":1,"ignore_eos":true}"#),
+    (
+        1,
+        r#"{"model":"m","prompt":"ab","max_tokens":3,"stop":["x"],"seed":1,"top_p":0.9,"min_tokens":1,"ignore_eos":true}"#,
+    ),
     (2, r#"{"model":"bert","input":["a b","c"],"encoding_format":"base64"}"#),
-    (3, r#"{"id":"1","inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}],"outputs":[{"name":"embedding"}]}"#),
-    (3, r#"{"inputs":[{"name":"input_ids","datatype":"INT64","shape":[1,2],"data":[[3,4]]},{"name":"attention_mask","datatype":"INT64","shape":[1,2],"data":[1,0]}],"parameters":null}"#),
+    (
+        3,
+        r#"{"id":"1","inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}],"outputs":[{"name":"embedding"}]}"#,
+    ),
+    (
+        3,
+        r#"{"inputs":[{"name":"input_ids","datatype":"INT64","shape":[1,2],"data":[[3,4]]},{"name":"attention_mask","datatype":"INT64","shape":[1,2],"data":[1,0]}],"parameters":null}"#,
+    ),
     (1, r#"{"model":"m","prompt":[1,2,3],"max_tokens":null,"n":1,"echo":false,"logprobs":null}"#),
-    (0, r#"{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"}]}],"chat_template_kwargs":{"enable_thinking":false}}"#),
+    (
+        0,
+        r#"{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"}]}],"chat_template_kwargs":{"enable_thinking":false}}"#,
+    ),
     (2, r#"{"model":"bert","input":[[1,2],[3]],"dimensions":null,"user":"u"}"#),
 ];
 
