@@ -113,7 +113,8 @@ async fn a_queue_has_an_end_and_requests_a_deadline() -> Result<()> {
         while metric(&of.router, WAITING).await? < 1 {
             tokio::task::yield_now().await;
         }
-        post(&of.router, "/v1/chat/completions", short(json!({"messages": [{"role": "user", "content": "a"}]}))).await
+        let turns = json!([{"role": "user", "content": "a"}]);
+        post(&of.router, "/v1/chat/completions", short(json!({"prompt": null, "messages": turns}))).await
     };
     let (late, refused) = tokio::join!(waits, refused);
     let (late, refused): (Reply, Reply) = (late?, refused?);

@@ -96,8 +96,6 @@ impl Asked {
             Form::Text => one(fields.need("prompt")?)?,
             Form::Chat => Prompt::Chat(conversation(&mut fields, allows_unread)?),
         };
-        // Clients that send both to both paths are told apart by the path.
-        fields.take_raw(if form == Form::Text { "messages" } else { "prompt" });
         fields.finish(Unread { harmless: HARMLESS, neutral: NEUTRAL, is_allowed: allows_unread })?;
         let wanted = Wanted { tokens, least, sampling, stops, ends, ignores_ends, tenant: 0, is_streamed };
         Ok(Self { model, prompt, wanted, has_usage })
@@ -243,6 +241,8 @@ mod tests {
             (Form::Text, json!({"presence_penalty": 0.5}), "`presence_penalty` is not supported"),
             (Form::Text, json!({"prompt": ["a", "b"]}), "2 prompts"),
             (Form::Text, json!({"prompt": 7}), "a list of tokens"),
+            (Form::Text, json!({"messages": [{"role": "user", "content": "hi"}]}), "`messages`"),
+            (Form::Chat, json!({"prompt": "hi"}), "`prompt`"),
             (Form::Text, json!({"max_tokens": 0}), "at least one token"),
             (Form::Text, json!({"max_tokens": -1}), "`max_tokens`: invalid value"),
             (Form::Text, json!({"temperature": 2.5}), "`temperature` is 2.5"),
