@@ -309,6 +309,6 @@ fn short(value: &Value) -> String {
 fn is_same(value: &Value, json: &str) -> bool {
     match value.as_f64() {
         Some(number) => json.parse() == Ok(number),
-        None => value.to_string() == json,
+        None => serde_json::from_str::<Value>(json).is_ok_and(|other| other == *value),
     }
 }
