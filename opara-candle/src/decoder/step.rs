@@ -115,8 +115,9 @@ impl Step {
         // clone's step would overwrite a token of `longest`.
         let (mut next, _) = long().map_err(|error| or_refused(error, &said))?;
         texts.add(&mut next, &token, length)?;
-        let farthest = Known::of(&captured(texts, &next, &token, length + 1)?, &standing, length + 1)?;
-        drop(next);
+        let farthest_pass = captured(texts, &next, &token, length + 1)?;
+        let farthest = Known::of(&farthest_pass, &standing, length + 1)?;
+        drop((next, farthest_pass));
         let (at_far, growth) = (first.and(&far)?, first.and(&farthest)?);
         if !short.agrees(&growth, last as u64) || !at_far.agrees(&growth, length as u64) {
             return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
