@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::{Barrier, Mutex};
 
 use anyhow::Result;
-use candle::{DType, Device, Tensor};
+use candle::{DType, Device, Module, Tensor};
 use clap::Parser;
 use opara_candle::{cuda_device, ops, OparaExecutor};
 use opara_examples::exit_code;
