@@ -18,11 +18,27 @@ pub fn configs() -> Vec<(&'static str, Config)> {
         serde_json::json!({
             "model_type": kind, "vocab_size": 300, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3,
             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
-            "sliding_window": 20, "sliding_window_pattern": 2, "query_pre_attn_scalar": 64, "tie_word_embeddings": true,
+            "tie_word_embeddings": true,
         })
     };
-    let kinds = ["llama", "mistral", "qwen2", "qwen3", "gemma3_text", "phi3"];
-    let mut configs: Vec<_> = kinds.iter().map(|&kind| (kind, small(base(kind)))).collect();
+    let windows = serde_json::json!({"sliding_window": 20});
+    let gemmas = serde_json::json!({"sliding_window": 20, "sliding_window_pattern": 2, "query_pre_attn_scalar": 64});
+    let nothing = serde_json::json!({});
+    let kinds = [
+        ("llama", &nothing),
+        ("mistral", &windows),
+        ("qwen2", &windows),
+        ("qwen3", &windows),
+        ("gemma3_text", &gemmas),
+        ("phi3", &windows),
+    ];
+    let with = |(kind, fields): (&'static str, &serde_json::Value)| {
+        let mut json = base(kind);
+        let own = fields.as_object().into_iter().flatten().map(|(name, value)| (name.clone(), value.clone()));
+        json.as_object_mut().expect("an object").extend(own);
+        (kind, small(json))
+    };
+    let mut configs: Vec<_> = kinds.into_iter().map(with).collect();
     configs.push(("tiny", Config::tiny()));
     configs
 }

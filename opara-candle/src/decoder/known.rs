@@ -56,7 +56,7 @@ impl Known {
     }
 }
 
-/// A capture, with the models that it ran on: it says where their caches lie.
+/// A capture. Where each text's model is made anew, with the models that it ran on, which alone have their caches.
 pub(super) struct Captured {
     pass: WholePass,
     _models: Box<dyn Any + Send>,
@@ -73,6 +73,8 @@ impl Deref for Captured {
 /// Captures a step behind a text of `length` tokens, on a copy of it.
 ///
 /// A capture that is repeated runs the step again, on a copy of its own. Copies are made before, since making one may launch kernels.
+/// A clone is dropped inside of the capture, with the caches that the step gave it: the text keeps those that the step read. A model
+/// that was made anew has these alone, and is kept. If the step gave it new caches, they outlive the capture, which is refused.
 pub(super) fn captured<M: Send + 'static>(
     texts: &Texts<M>,
     text: &Text<M>,
@@ -84,18 +86,25 @@ pub(super) fn captured<M: Send + 'static>(
         let forward = texts.forward().clone();
         let copies = (0..copies).map(|_| Ok(texts.copy(text)?.model)).collect::<Result<Vec<M>>>()?;
         let (models, runs) = (Arc::new(Mutex::new((copies, Vec::new()))), Arc::new(AtomicBool::new(false)));
-        let (left, is_short) = (models.clone(), runs.clone());
+        let (left, is_short, is_made) = (models.clone(), runs.clone(), texts.is_made());
         let function: Function = Arc::new(move |x: &[Tensor]| {
             let Some(mut model) = left.lock().0.pop() else {
                 is_short.store(true, Ordering::Relaxed);
                 candle::bail!("no copy of the model is left")
             };
             let logits = caught(|| Ok(vec![forward(&mut model, &x[0], length)?]));
-            left.lock().1.push(model);
+            if is_made {
+                left.lock().1.push(model);
+            }
             Ok(logits?)
         });
-        result = WholePass::of(&function, std::slice::from_ref(token))
-            .map(|pass| Captured { pass, _models: Box::new(models) });
+        let pass = WholePass::of(&function, std::slice::from_ref(token)).map_err(|error| match error {
+            Error::Stateful { reason, .. } if texts.is_made() => {
+                refused(&format!("a model that is not cloned gets new caches at each step: {reason}"))
+            }
+            error => error,
+        });
+        result = pass.map(|pass| Captured { pass, _models: Box::new(models) });
         if !runs.load(Ordering::Relaxed) {
             break;
         }

@@ -57,7 +57,7 @@ impl<M> Texts<M> {
     /// The model's own errors, and [`Error::Panicked`](crate::Error::Panicked) if it panics.
     pub fn add(&self, text: &mut Text<M>, tokens: &Tensor, position: usize) -> Result<Tensor> {
         let logits = caught(|| Ok((self.forward)(&mut text.model, tokens, position)?))?;
-        if matches!(self.source, Source::Made(_)) {
+        if self.is_made() {
             text.read.push((tokens.clone(), position));
         }
         Ok(logits)
@@ -77,6 +77,12 @@ impl<M> Texts<M> {
             self.add(&mut copy, tokens, *position)?;
         }
         Ok(copy)
+    }
+
+    /// Is each text's model made anew? Then no other model shares its caches.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+    pub fn is_made(&self) -> bool {
+        matches!(self.source, Source::Made(_))
     }
 
     /// The forward pass.
