@@ -102,7 +102,8 @@ fn tokens_equal_the_cpus() -> anyhow::Result<()> {
     for (rows, vocab) in [(1, 7), (16, 50), (24, 1000), (16, 32_128), (8, 151_936), (3, 2047)] {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let logits = (waves(vocab, (rows, vocab))? * 6.)?.to_dtype(dtype)?;
-            let mark = |i: usize| u8::from((i * 7919).is_multiple_of(11)) | if i.is_multiple_of(5) { ops::BARRED } else { 0 };
+            let mark =
+                |i: usize| u8::from((i * 7919).is_multiple_of(11)) | if i.is_multiple_of(5) { ops::BARRED } else { 0 };
             let marks: Vec<u8> = (0..rows * vocab).map(mark).collect();
             let seen = Tensor::from_vec(marks, (rows, vocab), CPU)?;
             for round in 0..6u32 {

@@ -37,7 +37,12 @@ impl<'a> Calls<'a> {
                 }
             }
             13 => {
-                let report = tally.time("report", || Ok(executor.report_for(x)?));
+                let report = tally.time("report", || match executor.report_for(x) {
+                    // Another thread builds: there is no report yet.
+                    Err(opara_candle::Error::Building) => Ok(None),
+                    report => Ok(Some(report?)),
+                });
+                let report = report.flatten();
                 report.iter().for_each(|report| tally.plan(Seen::Used, shared.kind, report));
             }
             _ if self.kept.is_empty() => (),

@@ -294,9 +294,9 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
     let mut generator = Generator::new(model.clone(), &[sampling], &OparaExecutor::builder()).expect("executors");
     for text in &texts {
         let mut fresh = Generator::eager(model.clone(), &[sampling]).expect("a generator");
-        let expected = fresh.generate(&[text.prompt.clone()], 20, &[], |_| ()).expect("a text").tokens;
-        generator.generate(&[strange.prompt.clone()], 40, &[], |_| ()).expect("a text");
-        let got = generator.generate(&[text.prompt.clone()], 20, &[], |_| ()).expect("a text").tokens;
+        let expected = fresh.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
+        generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ()).expect("a text");
+        let got = generator.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
         assert_eq!(got, expected);
     }
 }

@@ -119,7 +119,7 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
         let sampling = [Sampling::default()];
         let expected = Generator::eager(model.clone(), &sampling)?.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens;
         let mut generator = Generator::eager(model.clone(), &sampling)?;
-        generator.generate(&[strange.prompt.clone()], 40, &[], |_| ())?;
+        generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ())?;
         assert_eq!(generator.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens, expected, "{of}, a generator");
     }
     Ok(())

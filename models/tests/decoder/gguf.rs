@@ -138,6 +138,6 @@ fn a_damaged_file_is_named_with_what_is_wrong() -> Result<()> {
     }
     std::fs::write(&path, [&b"GGML"[..], &whole[4..]].concat())?;
     assert!(told(Config::of_gguf(&path)).contains("not a sound GGUF file"));
-    assert!(told(Config::of_gguf(&folder.path().join("none.gguf"))).contains("cannot read"));
+    assert!(told(Config::of_gguf(folder.path().join("none.gguf"))).contains("cannot read"));
     Ok(())
 }

@@ -53,13 +53,16 @@ impl Operand {
 
 type Shapes = Box<dyn Fn(Sizes) -> Vec<Vec<usize>>>;
 
+/// Computes outputs of inputs.
+pub type Run = dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync;
+
 /// An operator on its operands.
 pub struct Case {
     pub name: &'static str,
     pub operands: Box<dyn Fn(Sizes) -> Vec<Operand>>,
     /// The shapes of its results.
     pub results: Shapes,
-    pub run: Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>,
+    pub run: Box<Run>,
 }
 
 fn case<O, R, F>(name: &'static str, operands: O, results: R, run: F) -> Case

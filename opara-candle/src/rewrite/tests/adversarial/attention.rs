@@ -19,6 +19,9 @@ struct Case {
     element: Element,
 }
 
+/// What a mask adds to the score of a query and a key.
+type MaskAt = fn(usize, usize) -> f64;
+
 impl Case {
     fn graph(&self) -> Graph {
         let [heads, queries, keys, size] = self.sizes;
@@ -62,7 +65,7 @@ impl Case {
     }
 
     /// What is added to the score of a key, or whether it is hidden.
-    fn masks(&self) -> Vec<(&'static str, fn(usize, usize) -> f64)> {
+    fn masks(&self) -> Vec<(&'static str, MaskAt)> {
         const HIDDEN: f64 = f64::NEG_INFINITY;
         match self.mask {
             Mask::None => vec![("no mask", |_, _| 0.)],
@@ -110,7 +113,9 @@ impl Case {
             (
                 "values that cancel",
                 with(&|[.., v]| {
-                    v.iter_mut().enumerate().for_each(|(at, x)| *x += if at / width % 2 == 0 { 300. } else { -300. })
+                    v.iter_mut()
+                        .enumerate()
+                        .for_each(|(at, x)| *x += if (at / width).is_multiple_of(2) { 300. } else { -300. })
                 }),
             ),
             (
@@ -146,7 +151,7 @@ impl Case {
 fn room(kind: &str) -> f64 {
     match kind {
         "scores of thousands" | "all large" => 4.,
-        "all small" => 1.5,
+        "all small" | "values that cancel" => 1.5,
         _ => 1.,
     }
 }
