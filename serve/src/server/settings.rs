@@ -190,7 +190,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_keys: Option<PathBuf>,
 
-    /// Origins of pages, such as https://example.org, whose scripts may ask this server (CORS); `*` for all. Default: none.
+    /// Origins of pages, such as `https://example.org`, whose scripts may ask this server (CORS); `*` for all. Default: none.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cors_origin: Vec<String>,
