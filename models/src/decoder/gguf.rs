@@ -18,6 +18,7 @@ use super::architecture::Architecture;
 use super::config::{Config, LayerConfig};
 use super::error::{DecoderError, Result};
 use super::header::{whole, Header};
+use super::kinds::Kinds;
 use super::matrix::Matrix;
 use super::rotary::{Rotary, Scaling};
 
@@ -101,7 +102,8 @@ impl Gguf {
         }
     }
 
-    fn damaged(&self, reason: impl Into<String>) -> DecoderError {
+    /// The error of a file that is not sound.
+    pub fn damaged(&self, reason: impl Into<String>) -> DecoderError {
         DecoderError::Gguf { path: self.path.clone(), reason: reason.into() }
     }
 
@@ -119,6 +121,11 @@ impl Gguf {
     /// The names of all metadata.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.header.metadata.keys().map(String::as_str)
+    }
+
+    /// Whether there is such metadata, whatever it says.
+    pub fn has_key(&self, name: &str) -> bool {
+        self.header.metadata.contains_key(name)
     }
 
     pub fn text(&self, name: &str) -> Option<&str> {
@@ -146,6 +153,12 @@ impl Gguf {
         values.iter().map(whole).collect()
     }
 
+    /// The same, with fractions.
+    pub fn floats(&self, name: &str) -> Option<Vec<f32>> {
+        let Value::Array(values) = self.value(name)? else { return None };
+        values.iter().map(|value| number(value).map(|number| number as f32)).collect()
+    }
+
     pub fn flag(&self, name: &str) -> Option<bool> {
         match self.value(name)? {
             Value::Bool(flag) => Some(*flag),
@@ -166,14 +179,14 @@ impl Gguf {
     }
 
     /// A value, if it is there, as `parse` reads it; `kind` says in errors what it is to be.
-    fn parsed<T>(&self, name: &str, kind: &str, parse: impl Fn(&Self, &str) -> Option<T>) -> Result<Option<T>> {
+    pub fn parsed<T>(&self, name: &str, kind: &str, parse: impl Fn(&Self, &str) -> Option<T>) -> Result<Option<T>> {
         match self.value(name).map(|value| (parse(self, name), value)) {
             Some((None, value)) => Err(self.damaged(format!("`{name}` is {}, not {kind}", short(value)))),
             parsed => Ok(parsed.and_then(|(parsed, _)| parsed)),
         }
     }
 
-    fn optional(&self, name: &str) -> Result<Option<usize>> {
+    pub fn optional(&self, name: &str) -> Result<Option<usize>> {
         self.parsed(name, "one number of 32 bits for all layers", Self::count)
     }
 
@@ -310,10 +323,7 @@ impl Gguf {
             attention_scale: (scale_of as f64).powf(-0.5),
             logit_cap: logit_cap.filter(|cap| *cap != 0.),
             bos: self.count("tokenizer.ggml.bos_token_id").map(|token| token as u32),
-            eos: ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"]
-                .iter()
-                .filter_map(|name| self.count(name).map(|token| token as u32))
-                .collect(),
+            eos: Kinds::of(self, &self.texts("tokenizer.ggml.tokens").unwrap_or_default())?.into_ends(),
         };
         config.check()?;
         self.check_metadata(max_positions, unread)?;

@@ -3,14 +3,21 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use tokenizers::decoders::byte_fallback::ByteFallback;
 use tokenizers::decoders::byte_level::ByteLevel;
+use tokenizers::decoders::fuse::Fuse;
+use tokenizers::decoders::sequence::Sequence as Decoders;
+use tokenizers::decoders::strip::Strip;
 use tokenizers::models::bpe::{Vocab, BPE};
+use tokenizers::normalizers::Replace;
 use tokenizers::pre_tokenizers::sequence::Sequence;
 use tokenizers::pre_tokenizers::split::{Split as Splitter, SplitPattern};
-use tokenizers::{AddedToken, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
+use tokenizers::{AddedToken, DecoderWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer};
 
 use super::error::{DecoderError, Result};
 use super::gguf::Gguf;
+use super::kinds::{Kind, Kinds};
+use super::sentencepiece::Sentencepiece;
 use super::splits::Split;
 use super::template::Templates;
 use super::text::Text;
@@ -18,12 +25,8 @@ use super::text::Text;
 /// The keys of a tokenizer.
 const KEYS: &str = "tokenizer.ggml.";
 
-/// Kinds of tokens that texts are searched for before they are split: controls, and those that were added by hand.
-const CONTROL: u64 = 3;
-const ADDED: u64 = 4;
-
 impl Text {
-    /// Of a GGUF file: `tokenizer.json` beside it, else the file's own, if that is of bytes (`gpt2`).
+    /// Of a GGUF file: `tokenizer.json` beside it, else the file's own, if that is of bytes (`gpt2`) or of sentencepiece (`llama`).
     ///
     /// # Errors
     /// [`DecoderError::NoTokenizer`], [`DecoderError::Gguf`], and those of [`beside`](Self::beside).
@@ -33,9 +36,9 @@ impl Text {
             return Self::beside(&beside);
         }
         let gguf = Gguf::open(path, candle::DType::F32, &candle::Device::Cpu)?;
-        let source = Source { gguf: &gguf };
-        let (tokenizer, split) = source.tokenizer()?;
-        let bos = match gguf.flag("tokenizer.ggml.add_bos_token").unwrap_or(split.adds_bos) {
+        let source = Source { gguf: &gguf, kind: gguf.text("tokenizer.ggml.model").unwrap_or("none") };
+        let Pairs { tokenizer, sentencepiece, adds_bos } = source.pairs()?;
+        let bos = match gguf.flag("tokenizer.ggml.add_bos_token").unwrap_or(adds_bos) {
             true => Some(source.needed("bos_token_id")?),
             false => None,
         };
@@ -43,12 +46,24 @@ impl Text {
             true => Some(source.needed("eos_token_id")?),
             false => None,
         };
-        Ok(Self { bos, eos, begins_chats: true, ..Self::new(tokenizer, source.templates(), path.into())? })
+        let text = Self::new(tokenizer, source.templates(), path.into())?;
+        Ok(Self { bos, eos, begins_chats: true, sentencepiece, ..text })
     }
 }
 
 struct Source<'a> {
     gguf: &'a Gguf,
+    /// Of which kind the tokenizer is.
+    kind: &'a str,
+}
+
+/// What makes tokens of texts.
+struct Pairs {
+    tokenizer: Tokenizer,
+    /// If texts are split by it, and the tokenizer finds controls alone.
+    sentencepiece: Option<Sentencepiece>,
+    /// Whether a text begins with a token of its own, unless the file says otherwise.
+    adds_bos: bool,
 }
 
 impl Source<'_> {
@@ -63,9 +78,14 @@ impl Source<'_> {
         self.gguf.texts("tokenizer.ggml.tokens").unwrap_or_default()
     }
 
-    /// A token's id, if the file has it.
+    /// A token's id, if the file has it. Sentencepiece has numbers of its own where no key says them.
     fn id(&self, name: &str) -> Option<u32> {
-        let id = self.gguf.count(&format!("{KEYS}{name}"))?;
+        let key = format!("{KEYS}{name}");
+        let id = match (self.kind, name) {
+            ("llama", "bos_token_id") if !self.gguf.has_key(&key) => 1,
+            ("llama", "eos_token_id") if !self.gguf.has_key(&key) => 2,
+            _ => self.gguf.count(&key)?,
+        };
         u32::try_from(id).ok().filter(|_| id < self.tokens().len())
     }
 
@@ -74,14 +94,57 @@ impl Source<'_> {
         self.id(name).ok_or_else(lacks)
     }
 
-    /// Byte pairs.
-    fn tokenizer(&self) -> Result<(Tokenizer, Split)> {
-        let kind = self.gguf.text("tokenizer.ggml.model").unwrap_or("none");
-        let (tokens, merges) = (self.tokens(), self.gguf.texts("tokenizer.ggml.merges"));
-        let (false, Some(merges), "gpt2") = (tokens.is_empty(), merges, kind) else {
-            return Err(self.lacks(format!("the file's own is of kind `{kind}`, and only `gpt2` is known")));
+    fn pairs(&self) -> Result<Pairs> {
+        // As llama.cpp calls them.
+        let name = |(at, token): (usize, &&str)| match token.is_empty() {
+            true => format!("[EMPTY_{at}]"),
+            false => token.to_string(),
         };
-        self.check_unread()?;
+        let tokens: Vec<String> = self.tokens().iter().enumerate().map(name).collect();
+        let known = match self.kind {
+            "gpt2" => self.byte_pairs(&tokens)?,
+            "llama" => self.sentencepiece(&tokens)?,
+            kind => {
+                return Err(self.lacks(format!("the file's own is of kind `{kind}`, and known are `gpt2` and `llama`")));
+            }
+        };
+        let Pairs { mut tokenizer, sentencepiece, adds_bos } = known;
+        let kinds = Kinds::of(self.gguf, &self.tokens())?;
+        let strips = self.strips();
+        let of_kind = |kind: Kind| {
+            let tokens = tokens.iter().zip(kinds.all()).filter(move |(_, of)| **of == kind);
+            tokens.map(move |(token, _)| {
+                let strips = strips && !matches!(token.as_str(), "<unk>" | "<s>" | "<|endoftext|>");
+                AddedToken::from(token.clone(), kind == Kind::Control).normalized(false).rstrip(strips)
+            })
+        };
+        tokenizer.add_special_tokens(of_kind(Kind::Control)).map_err(DecoderError::Tokenizer)?;
+        tokenizer.add_tokens(of_kind(Kind::Added)).map_err(DecoderError::Tokenizer)?;
+        Ok(Pairs { tokenizer, sentencepiece, adds_bos })
+    }
+
+    /// Whether spaces behind controls are dropped: files do not say it, and llama.cpp tells by the model's name.
+    fn strips(&self) -> bool {
+        let name = self.gguf.text("general.name").unwrap_or_default().to_ascii_lowercase();
+        name.contains("phi-3") || name.contains("phi3")
+    }
+
+    /// The vocabulary; a token that is there twice is an error, and so is none.
+    fn vocabulary(&self, tokens: &[String]) -> Result<Vocab> {
+        let vocab: Vocab = tokens.iter().cloned().zip(0..).collect();
+        match vocab.len() {
+            0 => Err(self.lacks("the file has no tokens".into())),
+            len if len < tokens.len() => Err(self.lacks("a token is in the vocabulary twice".into())),
+            _ => Ok(vocab),
+        }
+    }
+
+    /// Pairs of bytes, merged in the order of a list.
+    fn byte_pairs(&self, tokens: &[String]) -> Result<Pairs> {
+        self.check_unread(&["scores"])?;
+        let vocab = self.vocabulary(tokens)?;
+        let merges = self.gguf.texts("tokenizer.ggml.merges");
+        let merges = merges.ok_or_else(|| self.lacks(format!("`{KEYS}merges` is missing")))?;
         let pre = self.gguf.text("tokenizer.ggml.pre").unwrap_or("default");
         let split =
             Split::of(pre).ok_or_else(|| self.lacks(format!("texts are split by `{pre}`, which is not known")))?;
@@ -92,10 +155,6 @@ impl Source<'_> {
             pair.ok_or_else(|| self.lacks(format!("`{merge}` is not a pair to merge")))
         };
         let merges = merges.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        let vocab: Vocab = tokens.iter().map(|token| token.to_string()).zip(0..).collect();
-        if vocab.len() != tokens.len() {
-            return Err(self.lacks("a token is in the vocabulary twice".into()));
-        }
         let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(split.ignores_merges).build();
         let mut tokenizer = Tokenizer::new(model.map_err(DecoderError::Tokenizer)?);
         let mut steps: Vec<PreTokenizerWrapper> = Vec::new();
@@ -107,36 +166,42 @@ impl Source<'_> {
         steps.push(ByteLevel::new(false, true, false).into());
         tokenizer.with_pre_tokenizer(Some(Sequence::new(steps)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
-        let kinds = self.gguf.numbers("tokenizer.ggml.token_type").unwrap_or_default();
-        let of_kind = |kind: u64| {
-            let tokens = tokens.iter().zip(&kinds).filter(move |(_, of)| **of == kind);
-            let added =
-                tokens.map(move |(token, _)| AddedToken::from(token.to_string(), kind == CONTROL).normalized(false));
-            added.collect::<Vec<_>>()
-        };
-        tokenizer.add_special_tokens(of_kind(CONTROL)).map_err(DecoderError::Tokenizer)?;
-        tokenizer.add_tokens(of_kind(ADDED)).map_err(DecoderError::Tokenizer)?;
-        Ok((tokenizer, split))
+        Ok(Pairs { tokenizer, sentencepiece: None, adds_bos: split.adds_bos })
     }
 
-    /// Refuses what would change tokens and is not read.
-    fn check_unread(&self) -> Result<()> {
-        const READ: [&str; 9] = [
-            "model",
-            "pre",
-            "tokens",
-            "token_type",
-            "token_type_count",
-            "scores",
-            "merges",
-            "add_bos_token",
-            "add_eos_token",
-        ];
+    /// Pairs of characters, merged in the order of the scores of their tokens.
+    fn sentencepiece(&self, tokens: &[String]) -> Result<Pairs> {
+        self.check_unread(&["scores", "add_space_prefix"])?;
+        let scores = self.gguf.parsed("tokenizer.ggml.scores", "a list of numbers", Gguf::floats)?;
+        let scores = scores.filter(|scores| scores.len() >= tokens.len() && !scores.iter().any(|score| score.is_nan()));
+        let scores = scores.ok_or_else(|| self.lacks(format!("`{KEYS}scores` has no number for each token")))?;
+        let adds_space = self.gguf.flag("tokenizer.ggml.add_space_prefix").unwrap_or(true);
+        let vocab = self.vocabulary(tokens)?;
+        let sentencepiece = Sentencepiece::new(tokens, scores, adds_space).map_err(|byte| {
+            self.lacks(format!("texts may have the byte <0x{byte:02X}>, and no token stands for it"))
+        })?;
+        // It decodes, and it finds controls.
+        let model = BPE::builder().vocab_and_merges(vocab, Vec::new()).byte_fallback(true).build();
+        let mut tokenizer = Tokenizer::new(model.map_err(DecoderError::Tokenizer)?);
+        let space = Replace::new("▁", " ").map_err(DecoderError::Tokenizer)?;
+        let mut steps: Vec<DecoderWrapper> = vec![space.into(), ByteFallback::new().into(), Fuse::new().into()];
+        if adds_space {
+            steps.push(Strip::new(' ', 1, 0).into());
+        }
+        tokenizer.with_decoder(Some(Decoders::new(steps)));
+        Ok(Pairs { tokenizer, sentencepiece: Some(sentencepiece), adds_bos: true })
+    }
+
+    /// Refuses what would change tokens and is not read, here or as one of `others`.
+    fn check_unread(&self, others: &[&str]) -> Result<()> {
+        const READ: [&str; 8] =
+            ["model", "pre", "tokens", "token_type", "token_type_count", "merges", "add_bos_token", "add_eos_token"];
         for key in self.gguf.keys().filter_map(|key| key.strip_prefix(KEYS)) {
             // Tokens by name change no text. A flag that is not set asks for nothing.
             let is_off = self.gguf.flag(&format!("{KEYS}{key}")) == Some(false);
-            if !(READ.contains(&key) || key.ends_with("_token_id") || is_off) {
-                return Err(self.lacks(format!("`{KEYS}{key}` changes tokens, and is not read for byte pairs")));
+            if !(READ.contains(&key) || others.contains(&key) || key.ends_with("_token_id") || is_off) {
+                let kind = self.kind;
+                return Err(self.lacks(format!("`{KEYS}{key}` changes tokens, and is not read for the kind `{kind}`")));
             }
         }
         Ok(())

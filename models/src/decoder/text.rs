@@ -8,6 +8,7 @@ use tokenizers::Tokenizer;
 use super::conversation::Conversation;
 use super::error::{DecoderError, Result};
 use super::pieces::Dependence;
+use super::sentencepiece::Sentencepiece;
 use super::settings::Settings;
 use super::template::Templates;
 use crate::tokenizer;
@@ -27,13 +28,16 @@ pub struct Text {
     /// Whether conversations begin with it, too, where their template does not write it.
     pub(super) begins_chats: bool,
     pub(super) dependence: Dependence,
+    /// What splits texts, where `tokenizer` finds controls and decodes alone.
+    pub(super) sentencepiece: Option<Sentencepiece>,
 }
 
 impl Text {
     pub(super) fn new(tokenizer: Tokenizer, templates: Option<Templates>, path: PathBuf) -> Result<Self> {
         let dependence = Dependence::of(&tokenizer);
         let (adds_special, begins_chats) = (true, false);
-        Ok(Self { tokenizer, templates, path, adds_special, bos: None, eos: None, begins_chats, dependence })
+        let (bos, eos, sentencepiece) = (None, None, None);
+        Ok(Self { tokenizer, templates, path, adds_special, bos, eos, begins_chats, dependence, sentencepiece })
     }
 
     /// Of `tokenizer.json` and of what lies beside it: `tokenizer_config.json`, `special_tokens_map.json`, `chat_template.jinja` and
@@ -117,9 +121,11 @@ impl Text {
     }
 
     fn tokens(&self, text: &str, adds_special: bool) -> Result<Vec<u32>> {
-        let tokens =
-            tokenizer::guarded(|| self.tokenizer.encode(text, adds_special)).map_err(DecoderError::Tokenizer)?;
-        Ok(tokens.get_ids().to_vec())
+        let tokens = tokenizer::guarded(|| match &self.sentencepiece {
+            Some(sentencepiece) => Ok(sentencepiece.encode(text, &self.tokenizer)),
+            None => Ok(self.tokenizer.encode(text, adds_special)?.get_ids().to_vec()),
+        });
+        tokens.map_err(DecoderError::Tokenizer)
     }
 
     /// The text that the model's template makes of a conversation.

@@ -58,6 +58,24 @@ pub(crate) fn file_with(
             add(format!("blk.{at}.{name}.weight"), format!("model.layers.{at}.{from}.weight"), shape, heads)?;
         }
     }
+    let path = folder.join(format!("{matrices:?}.gguf"));
+    save(&path, config, others, &tensors)?;
+    Ok(path)
+}
+
+/// A file with a table of embeddings and no other tensor: for who reads its metadata alone.
+pub(crate) fn bare(folder: &Path, others: &[(&str, Option<Value>)]) -> Result<PathBuf> {
+    let mut config = config();
+    config.layers.truncate(1);
+    let table = Tensor::zeros((config.vocab, config.hidden), DType::F32, CPU)?;
+    let path = folder.join("bare.gguf");
+    save(&path, &config, others, &[("token_embd.weight".into(), QTensor::quantize(&table, GgmlDType::F32)?)])?;
+    Ok(path)
+}
+
+/// Writes a file of this model's metadata.
+fn save(path: &Path, config: &Config, others: &[(&str, Option<Value>)], tensors: &[(String, QTensor)]) -> Result<()> {
+    let Config { hidden, intermediate, heads, kv_heads, .. } = *config;
     let number = |n: usize| Value::U32(n as u32);
     let texts = |texts: &[&str]| Value::Array(texts.iter().map(|text| Value::String(text.to_string())).collect());
     let metadata = [
@@ -80,9 +98,7 @@ pub(crate) fn file_with(
     let mut metadata: Vec<_> = metadata.filter(|(name, _)| others.iter().all(|(other, _)| other != name)).collect();
     metadata.extend(others.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?))));
     let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    let path = folder.join(format!("{matrices:?}.gguf"));
-    write(&mut std::fs::File::create(&path)?, &metadata, &tensors)?;
-    Ok(path)
+    write(&mut std::fs::File::create(path)?, &metadata, &tensors)
 }
 
 pub(crate) fn config() -> Config {

@@ -1,16 +1,15 @@
 //! Tokenizers in GGUF files, with llama.cpp's defaults.
 
 use candle::quantized::gguf_file::Value;
-use candle::quantized::GgmlDType;
 use opara_models::decoder::Text;
 
-use super::gguf::{config, file_with};
+use super::gguf::bare;
 use super::text::said_by_user;
 use super::*;
 
 fn of(others: &[(&str, Option<Value>)]) -> std::result::Result<Text, opara_models::decoder::DecoderError> {
     let folder = tempfile::tempdir().expect("a folder");
-    Text::of_gguf(&file_with(folder.path(), &config(), GgmlDType::F32, others).expect("a file"))
+    Text::of_gguf(&bare(folder.path(), others).expect("a file"))
 }
 
 fn tokens(others: &[(&str, Option<Value>)], text: &str) -> Vec<u32> {
@@ -106,7 +105,7 @@ fn what_would_change_tokens_and_is_not_read_is_named() {
     let on = || Some(Value::Bool(true));
     for (others, expected) in [
         (vec![(PRE, named("unheard-of"))], "split by `unheard-of`"),
-        (vec![("tokenizer.ggml.model", named("llama"))], "of kind `llama`"),
+        (vec![("tokenizer.ggml.model", named("t5"))], "of kind `t5`"),
         (vec![(PRE, named("llama-bpe"))], "`tokenizer.ggml.bos_token_id` does not name"),
         (
             vec![(PRE, named("llama-bpe")), ("tokenizer.ggml.bos_token_id", Some(Value::U32(7)))],

@@ -1,10 +1,12 @@
 //! Decoders compared with transformers on the same weights, and their steps with whole passes.
 
+mod ends;
 mod generation;
 mod gguf;
 mod gguf_text;
 mod pieces;
 mod refused;
+mod sentencepiece;
 mod templates;
 mod text;
 
