@@ -110,7 +110,7 @@ impl Embedder {
     /// fill.
     ///
     /// # Errors
-    /// A text that is too long or has no tokens, and those of the executor.
+    /// A text that is too long or has no tokens, a vector with NaN or infinity, and those of the executor.
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
         let rows = self.tokenizer.rows(texts, &TextOptions::default())?;
         let lane = |(index, row): (usize, &TextRow)| {
@@ -130,6 +130,7 @@ impl Embedder {
                 }
             }
         }
+        Self::check_vectors(&vectors)?;
         Ok(vectors)
     }
 
@@ -158,6 +159,17 @@ impl Embedder {
             }
         }
         Ok(())
+    }
+
+    /// Checks vectors that [`Engine::run`] gave: a text may overflow a type of 16 bits.
+    ///
+    /// # Errors
+    /// [`EmbedError::NotFinite`].
+    pub fn check_vectors(vectors: &[Vec<f32>]) -> Result<()> {
+        match vectors.iter().position(|vector| !vector.iter().all(|x| x.is_finite())) {
+            Some(text) => Err(EmbedError::NotFinite { text }),
+            None => Ok(()),
+        }
     }
 }
 

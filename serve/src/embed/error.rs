@@ -84,6 +84,13 @@ pub enum EmbedError {
         text: usize,
     },
 
+    /// A vector that is none.
+    #[error("the vector of text {text} has NaN or infinity: the model overflowed its type, or its weights are damaged. Run it in bf16 or f32 (`--dtype f32`)")]
+    NotFinite {
+        /// Which text.
+        text: usize,
+    },
+
     /// A prompt that the model does not have.
     #[error("there is no prompt {name:?}: the model has {}", known.join(", "))]
     UnknownPrompt {

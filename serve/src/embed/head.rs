@@ -35,8 +35,8 @@ impl Step {
             Self::LayerNorm(norm) => norm.forward(x),
             Self::Normalize => {
                 let squares = ops::sum_keepdim(&ops::sqr(x)?, 1)?;
-                // A vector of zeros stays one.
-                let norm = ops::custom("sqrt", &[&ops::affine(&squares, 1., 1e-24)?], |x| x[0].sqrt())?;
+                // A vector of zeros stays one. Squares that overflow make NaN of the vector, not zeros.
+                let norm = ops::custom("root", &[&ops::affine(&squares, 1., 1e-24)?], |x| x[0].div(&x[0].sqrt()?))?;
                 ops::div(x, &norm)
             }
             Self::Truncate(width) => ops::contiguous(&ops::narrow(x, 1, 0, *width)?),

@@ -71,6 +71,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
             .client(context.client)
             .deadline(context.deadline);
         let vectors = self.batcher.submit(job)?.answers().await?;
+        Embedder::check_vectors(&vectors)?;
         Ok(Embeddings { vectors, tokens })
     }
 }

@@ -3,6 +3,7 @@
 
 mod folder;
 mod modules;
+mod numbers;
 mod oracle;
 mod prompts;
 mod refusals;

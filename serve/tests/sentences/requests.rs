@@ -22,10 +22,14 @@ use super::folder::{buckets, tokenizer, Folder};
 use super::oracle::{assert_close, hidden, ids, pool};
 
 fn serve(folder: &Folder) -> Result<Router> {
+    serve_in(folder, DType::F32)
+}
+
+pub fn serve_in(folder: &Folder, dtype: DType) -> Result<Router> {
     let registry = Arc::new(Registry::default());
     let (model, metrics) = (folder.open()?, registry.model("m"));
     let loader: Loader = Arc::new(move || {
-        let engine = model.embedder(&Device::Cpu, DType::F32, &buckets())?;
+        let engine = model.embedder(&Device::Cpu, dtype, &buckets())?;
         let batcher = Batcher::start([engine], buckets(), batch::Settings::default().metrics(metrics.clone()));
         let (tokenizer, vocabulary) = (model.tokenizer().clone(), model.vocabulary());
         let served = EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics.clone());
@@ -38,7 +42,7 @@ fn serve(folder: &Folder) -> Result<Router> {
     router(&service, &settings)
 }
 
-async fn post(router: &Router, path: &str, body: Value) -> Result<(u16, Value)> {
+pub async fn post(router: &Router, path: &str, body: Value) -> Result<(u16, Value)> {
     let request = Request::post(path).header("content-type", "application/json").body(Body::from(body.to_string()))?;
     let (parts, body) = router.clone().oneshot(request).await?.into_parts();
     let bytes = body.collect().await?.to_bytes();
@@ -120,7 +124,7 @@ async fn a_request_chooses_its_prompt() -> Result<()> {
     Ok(())
 }
 
-fn grpc_request(fields: &Value) -> ModelInferRequest {
+pub fn grpc_request(fields: &Value) -> ModelInferRequest {
     let parameter = |value: &Value| InferParameter {
         parameter_choice: match value {
             Value::String(text) => Some(ParameterChoice::StringParam(text.clone())),
