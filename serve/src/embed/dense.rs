@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use candle::{DType, Device, Module, Tensor};
 use opara_candle::nn::{linear, linear_no_bias, Linear};
 use opara_candle::ops;
+use opara_weights::Unread;
 use serde_json::Value;
 
 use super::file_fields::FileFields;
@@ -75,7 +76,7 @@ impl DenseConfig {
     }
 
     /// The module on a device.
-    pub fn load(&self, device: &Device, allow_unread: bool) -> Result<Dense> {
+    pub fn load(&self, device: &Device, unread: Unread) -> Result<Dense> {
         let Self { in_features, out_features, .. } = *self;
         let weights = ModuleWeights::open(&self.folder, DType::F32, device)?;
         let load = if self.has_bias { linear } else { linear_no_bias };
@@ -85,7 +86,7 @@ impl DenseConfig {
             true if in_features == out_features => Residual::Input,
             true => Residual::Projected(linear_no_bias(in_features, out_features, weights.vb.pp("residual"))?),
         };
-        weights.finish(allow_unread)?;
+        weights.finish(unread)?;
         Ok(Dense { linear, activation: self.activation, residual })
     }
 }

@@ -1,7 +1,8 @@
-//! The fields of a JSON object: each is read, or refused by name.
+//! The fields of a JSON object: each is read, or refused by name, or a warning names it.
 
 use std::path::{Path, PathBuf};
 
+use opara_weights::Unread;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -11,17 +12,18 @@ use super::{EmbedError, Result};
 pub(super) struct FileFields {
     path: PathBuf,
     map: Map<String, Value>,
+    unread: Unread,
 }
 
 impl FileFields {
     /// The object in this file; `None` if there is no such file.
-    pub fn read(path: &Path) -> Result<Option<Self>> {
-        Ok(read_json(path)?.map(|map| Self { path: path.to_path_buf(), map }))
+    pub fn read(path: &Path, unread: Unread) -> Result<Option<Self>> {
+        Ok(read_json(path)?.map(|map| Self::of(path, map, unread)))
     }
 
     /// An object within this file.
-    pub fn of(path: &Path, map: Map<String, Value>) -> Self {
-        Self { path: path.to_path_buf(), map }
+    pub fn of(path: &Path, map: Map<String, Value>, unread: Unread) -> Self {
+        Self { path: path.to_path_buf(), map, unread }
     }
 
     /// The file.
@@ -48,14 +50,12 @@ impl FileFields {
     /// Reads a field whose only supported value is this one.
     pub fn expect(&mut self, name: &str, value: &str) -> Result<()> {
         match self.take::<Value>(name)? {
-            Some(other) if other != value => {
-                Err(self.unsupported(&format!("`{name}` {other}"), &format!("{value:?} is")))
-            }
+            Some(other) if other != value => self.report(&format!("`{name}` {other}"), &format!("{value:?} is")),
             _ => Ok(()),
         }
     }
 
-    /// Refuses the fields that nobody has read, unless they are empty or change no answer.
+    /// Refuses or warns of the fields that nobody has read, unless they are empty or change no answer.
     pub fn finish(self, harmless: &[&str]) -> Result<()> {
         let is_empty = |value: &Value| match value {
             Value::Null => true,
@@ -63,12 +63,15 @@ impl FileFields {
             Value::Object(map) => map.is_empty(),
             _ => false,
         };
-        match self.map.iter().find(|(name, value)| !harmless.contains(&name.as_str()) && !is_empty(value)) {
-            Some((name, value)) => {
-                Err(self.unsupported(&format!("`{name}` {value}"), "leave the field out if it changes no answer"))
-            }
-            None => Ok(()),
-        }
+        let mut others = self.map.iter().filter(|(name, value)| !harmless.contains(&name.as_str()) && !is_empty(value));
+        others.try_for_each(|(name, value)| {
+            self.report(&format!("`{name}` {value}"), "leave the field out if it changes no answer")
+        })
+    }
+
+    /// Refuses something that is not supported, or warns of it, and says what to do.
+    pub fn report(&self, name: &str, advice: &str) -> Result<()> {
+        self.unread.report(self.unsupported(name, advice))
     }
 
     /// The error of something that is not supported, and what to do.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle::{DType, Device};
 use opara_candle::nn::{layer_norm, LayerNorm};
+use opara_weights::Unread;
 
 use super::file_fields::FileFields;
 use super::module_weights::ModuleWeights;
@@ -33,10 +34,10 @@ impl NormConfig {
     }
 
     /// The module on a device.
-    pub fn load(&self, device: &Device, allow_unread: bool) -> Result<LayerNorm> {
+    pub fn load(&self, device: &Device, unread: Unread) -> Result<LayerNorm> {
         let weights = ModuleWeights::open(&self.folder, DType::F32, device)?;
         let norm = layer_norm(self.width, EPSILON, weights.vb.pp("norm"))?;
-        weights.finish(allow_unread)?;
+        weights.finish(unread)?;
         Ok(norm)
     }
 }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
-use opara_weights::{Checkpoint, Loaded, WeightsError};
+use opara_weights::{Checkpoint, Loaded, Unread, WeightsError};
 
 use super::{EmbedError, Result};
 
@@ -30,15 +30,14 @@ impl ModuleWeights {
         Ok(Self { vb: loaded.vb.clone(), loaded, path })
     }
 
-    /// Refuses tensors that the module did not read.
-    pub fn finish(self, allow_unread: bool) -> Result<()> {
-        match self.loaded.surplus().first() {
-            Some(name) if !allow_unread => Err(EmbedError::Unsupported {
-                path: self.path,
+    /// Refuses or warns of tensors that the module did not read.
+    pub fn finish(self, unread: Unread) -> Result<()> {
+        self.loaded.surplus().iter().try_for_each(|name| {
+            unread.report(EmbedError::Unsupported {
+                path: self.path.clone(),
                 name: format!("tensor `{name}`"),
                 advice: "the module's configuration has no place for it".into(),
-            }),
-            _ => Ok(()),
-        }
+            })
+        })
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
 use candle::Device;
+use opara_weights::Unread;
 use serde_json::{Map, Value};
 
 use super::dense::DenseConfig;
@@ -50,14 +51,14 @@ pub fn has_modules(folder: &Path) -> bool {
 }
 
 /// The entries of `modules.json`; `None` if there is no such file.
-pub(super) fn list(folder: &Path) -> Result<Option<Vec<Entry>>> {
+pub(super) fn list(folder: &Path, unread: Unread) -> Result<Option<Vec<Entry>>> {
     let path = folder.join(LIST);
     let Some(maps) = read_json::<Vec<Map<String, Value>>>(&path)? else {
         return refuse_unlisted(folder).map(|()| None);
     };
     let mut names = HashSet::new();
     let mut entry = |map| {
-        let mut fields = FileFields::of(&path, map);
+        let mut fields = FileFields::of(&path, map, unread);
         let (class, at): (String, PathBuf) = (fields.need("type")?, fields.need("path")?);
         if let Some(name) = fields.take::<String>("name")? {
             if !names.insert(name.clone()) {
@@ -104,10 +105,10 @@ impl Entry {
         EmbedError::Unsupported { path: list.join(LIST), name, advice: KINDS.into() }
     }
 
-    fn config(&self) -> Result<FileFields> {
+    fn config(&self, unread: Unread) -> Result<FileFields> {
         let path = self.folder.join("config.json");
         let missing = || EmbedError::File { path: path.clone(), reason: "the file is missing".into() };
-        FileFields::read(&path)?.ok_or_else(missing)
+        FileFields::read(&path, unread)?.ok_or_else(missing)
     }
 }
 
@@ -134,12 +135,12 @@ fn wrong(folder: &Path, reason: String) -> EmbedError {
 
 impl Modules {
     /// The modules of a list behind a transformer whose vectors have `width` elements.
-    pub fn of(folder: &Path, list: &[Entry], width: usize) -> Result<Self> {
+    pub fn of(folder: &Path, list: &[Entry], width: usize, unread: Unread) -> Result<Self> {
         let behind = |entry: &&Entry| entry.kind() != Some("Dropout");
         let mut entries = list.iter().skip(1).filter(behind);
         let first = entries.next().ok_or_else(|| wrong(folder, "it has no Pooling behind the Transformer".into()))?;
         let pooling = match first.kind() {
-            Some("Pooling") => Pooling::of(first.config()?, width)?,
+            Some("Pooling") => Pooling::of(first.config(unread)?, width)?,
             Some(kind @ ("Dense" | "LayerNorm" | "Normalize")) => {
                 return Err(wrong(folder, format!("{kind} stands before a Pooling, which is not supported")));
             }
@@ -147,14 +148,14 @@ impl Modules {
         };
         let mut modules = Self { width: width * pooling.modes.len(), pooling, steps: Vec::new() };
         for entry in entries {
-            modules.add(folder, entry)?;
+            modules.add(folder, entry, unread)?;
         }
         Ok(modules)
     }
 
     /// Those of a folder without a list: the pooling of `1_Pooling` or the mean, and vectors of length 1.
-    pub fn unlisted(folder: &Path, width: usize) -> Result<Self> {
-        let config = FileFields::read(&folder.join("1_Pooling/config.json"))?;
+    pub fn unlisted(folder: &Path, width: usize, unread: Unread) -> Result<Self> {
+        let config = FileFields::read(&folder.join("1_Pooling/config.json"), unread)?;
         let pooling = config.map(|fields| Pooling::of(fields, width)).transpose()?.unwrap_or_default();
         Ok(Self { width: width * pooling.modes.len(), pooling, steps: vec![StepConfig::Normalize] })
     }
@@ -164,17 +165,19 @@ impl Modules {
         Self { pooling: Pooling::default(), steps: vec![StepConfig::Normalize], width }
     }
 
-    fn add(&mut self, folder: &Path, entry: &Entry) -> Result<()> {
+    fn add(&mut self, folder: &Path, entry: &Entry, unread: Unread) -> Result<()> {
         let step = match entry.kind() {
             Some("Dense") => {
-                let dense = DenseConfig::of(&entry.folder, entry.config()?, self.width)?;
+                let dense = DenseConfig::of(&entry.folder, entry.config(unread)?, self.width)?;
                 self.width = dense.width();
                 StepConfig::Dense(dense)
             }
-            Some("LayerNorm") => StepConfig::LayerNorm(NormConfig::of(&entry.folder, entry.config()?, self.width)?),
+            Some("LayerNorm") => {
+                StepConfig::LayerNorm(NormConfig::of(&entry.folder, entry.config(unread)?, self.width)?)
+            }
             Some("Normalize") => {
                 // Before version 6 it had no file. Other fields are not its own: it may share a folder.
-                if let Some(mut fields) = FileFields::read(&entry.folder.join("config.json"))? {
+                if let Some(mut fields) = FileFields::read(&entry.folder.join("config.json"), unread)? {
                     fields.expect("module_input_name", "sentence_embedding")?;
                     fields.expect("module_output_name", "sentence_embedding")?;
                 }
@@ -208,11 +211,11 @@ impl Modules {
     }
 
     /// The modules behind the transformer on a device.
-    pub fn load(&self, device: &Device, allow_unread: bool) -> Result<Head> {
+    pub fn load(&self, device: &Device, unread: Unread) -> Result<Head> {
         let step = |config: &StepConfig| {
             Ok(match config {
-                StepConfig::Dense(dense) => Step::Dense(dense.load(device, allow_unread)?),
-                StepConfig::LayerNorm(norm) => Step::LayerNorm(norm.load(device, allow_unread)?),
+                StepConfig::Dense(dense) => Step::Dense(dense.load(device, unread)?),
+                StepConfig::LayerNorm(norm) => Step::LayerNorm(norm.load(device, unread)?),
                 StepConfig::Normalize => Step::Normalize,
                 StepConfig::Truncate(width) => Step::Truncate(*width),
             })

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use opara_weights::Unread;
+
 use super::file_fields::FileFields;
 use super::{EmbedError, Result};
 
@@ -42,8 +44,8 @@ pub(super) struct SentenceConfig {
 
 impl SentenceConfig {
     /// The file in this folder; nothing if there is none.
-    pub fn read(folder: &Path) -> Result<Self> {
-        let Some(mut fields) = FileFields::read(&folder.join("config_sentence_transformers.json"))? else {
+    pub fn read(folder: &Path, unread: Unread) -> Result<Self> {
+        let Some(mut fields) = FileFields::read(&folder.join("config_sentence_transformers.json"), unread)? else {
             return Ok(Self::default());
         };
         fields.expect("model_type", "SentenceTransformer")?;

@@ -94,19 +94,20 @@ impl TextModel {
         if !folder.is_dir() {
             return Err(EmbedError::File { path: folder.into(), reason: "there is no such folder".into() });
         }
-        let list = modules::list(folder)?;
+        let unread = Unread::allowed(allow_unread);
+        let list = modules::list(folder, unread)?;
         let transformer = list.as_ref().map_or(Ok(folder.into()), |list| modules::transformer(folder, list))?;
         let model = transformer.display().to_string();
         let checkpoint = Checkpoint::find(&model)?.allow_unread(allow_unread);
         checkpoint.config::<Kind>()?.check(&model)?;
         let config = Config::of_checkpoint(&checkpoint)?;
         let mut modules = match &list {
-            Some(list) => Modules::of(folder, list, config.hidden_size)?,
-            None => Modules::unlisted(folder, config.hidden_size)?,
+            Some(list) => Modules::of(folder, list, config.hidden_size, unread)?,
+            None => Modules::unlisted(folder, config.hidden_size, unread)?,
         };
-        let SentenceConfig { prompts, truncate } = SentenceConfig::read(folder)?;
+        let SentenceConfig { prompts, truncate } = SentenceConfig::read(folder, unread)?;
         truncate.into_iter().for_each(|width| modules.truncate(width));
-        let settings = TokenizerSettings::read(&transformer, config.max_position_embeddings)?;
+        let settings = TokenizerSettings::read(&transformer, config.max_position_embeddings, unread)?;
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
         let tokenizer = TextTokenizer::trained(path, settings)?.with_prompts(prompts, modules.pools_prompt());
         Ok(Self { tokenizer, modules, config, weights: Weights::Checkpoint(checkpoint) })
@@ -223,7 +224,7 @@ impl TextModel {
                 (BertModel::load(weights, &self.config)?, Unread::Refuse)
             }
         };
-        let encoder = Encoder { bert, head: self.modules.load(device, unread == Unread::Warn)? };
+        let encoder = Encoder { bert, head: self.modules.load(device, unread)? };
         Embedder::new(encoder, self.tokenizer.clone(), &self.config, self.width(), builder, device, buckets)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use opara_weights::Unread;
 use serde_json::{Map, Value};
 use tokenizers::normalizers::BertNormalizer;
 use tokenizers::TruncationDirection;
@@ -54,16 +55,16 @@ struct ModuleConfig {
 
 impl TokenizerSettings {
     /// Those of the transformer in this folder, which has so many positions.
-    pub fn read(folder: &Path, positions: usize) -> Result<Self> {
+    pub fn read(folder: &Path, positions: usize, unread: Unread) -> Result<Self> {
         let adapter = folder.join("adapter_config.json");
         if adapter.is_file() {
             let advice = "merge it into the weights".into();
-            return Err(EmbedError::Unsupported { path: adapter, name: "an adapter".into(), advice });
+            unread.report(EmbedError::Unsupported { path: adapter, name: "an adapter".into(), advice })?;
         }
-        let module = ModuleConfig::read(folder)?;
+        let module = ModuleConfig::read(folder, unread)?;
         let path = folder.join("tokenizer_config.json");
         let tokenizer: Option<Map<String, Value>> = read_json(&path)?;
-        let mut fields = FileFields::of(&path, tokenizer.clone().unwrap_or_default());
+        let mut fields = FileFields::of(&path, tokenizer.clone().unwrap_or_default(), unread);
         let side = match fields.take::<String>("truncation_side")?.as_deref() {
             None => None,
             Some("left") => Some(TruncationDirection::Left),
@@ -96,23 +97,22 @@ fn normalizer(fields: &mut FileFields) -> Result<Option<BertNormalizer>> {
 }
 
 impl ModuleConfig {
-    fn read(folder: &Path) -> Result<Self> {
-        let found =
-            FILES.iter().map(|name| FileFields::read(&folder.join(name))).find(|read| !matches!(read, Ok(None)));
+    fn read(folder: &Path, unread: Unread) -> Result<Self> {
+        let mut read = FILES.iter().map(|name| FileFields::read(&folder.join(name), unread));
+        let found = read.find(|read| !matches!(read, Ok(None)));
         let Some(mut fields) = found.transpose()?.flatten() else { return Ok(Self::default()) };
         fields.expect("transformer_task", "feature-extraction")?;
         fields.expect("module_output_name", "token_embeddings")?;
         let path = fields.path().to_path_buf();
-        let part = |map: Option<Map<String, Value>>| FileFields::of(&path, map.unwrap_or_default());
+        let part = |map: Option<Map<String, Value>>| FileFields::of(&path, map.unwrap_or_default(), unread);
         let mut modalities = part(fields.take("modality_config")?);
         let mut text = part(modalities.take("text")?);
         text.expect("method", "forward")?;
-        match text.take::<Value>("method_output_name")? {
-            Some(name) if name != "last_hidden_state" && name != serde_json::json!(["last_hidden_state"]) => {
-                return Err(text.unsupported(&format!("`method_output_name` {name}"), "\"last_hidden_state\" is"));
-            }
-            _ => text.finish(&[])?,
+        let is_last = |name: &Value| *name == "last_hidden_state" || *name == serde_json::json!(["last_hidden_state"]);
+        if let Some(name) = text.take::<Value>("method_output_name")?.filter(|name| !is_last(name)) {
+            text.report(&format!("`method_output_name` {name}"), "\"last_hidden_state\" is")?;
         }
+        text.finish(&[])?;
         modalities.finish(&[])?;
         let mut limit = fields.take("max_seq_length")?;
         for name in ["model_args", "model_kwargs", "config_args", "config_kwargs"] {
