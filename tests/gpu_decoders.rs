@@ -3,9 +3,12 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
 
-use candle::{DType, Device, Tensor, D};
+use candle::{DType, Device, Shape, Tensor, D};
+use candle_nn::var_builder::SimpleBackend;
+use candle_nn::{Init, VarBuilder};
 use candle_transformers::models::{gemma3, llama, qwen2};
 use common::gpu;
 use opara_candle::{DecoderError, DecoderExecutor, Error, OnUncapturable, OparaExecutor};
@@ -15,13 +18,17 @@ use serde_json::json;
 const VOCABULARY: usize = 300;
 
 fn qwen2(dtype: DType, device: &Device) -> anyhow::Result<qwen2::ModelForCausalLM> {
+    qwen2_of(opara_weights::seeded(3, dtype, device))
+}
+
+fn qwen2_of(weights: VarBuilder) -> anyhow::Result<qwen2::ModelForCausalLM> {
     let config = serde_json::from_value(json!({
         "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "sliding_window": 128,
         "max_window_layers": 2, "tie_word_embeddings": false, "rope_theta": 10000.0, "rms_norm_eps": 1e-6,
         "use_sliding_window": false, "hidden_act": "silu"
     }))?;
-    Ok(qwen2::ModelForCausalLM::new(&config, opara_weights::seeded(3, dtype, device))?)
+    Ok(qwen2::ModelForCausalLM::new(&config, weights)?)
 }
 
 /// Llama keeps its cache beside the model, which clones share.
@@ -37,13 +44,17 @@ fn llama(dtype: DType, device: &Device) -> anyhow::Result<(Arc<llama::Llama>, ll
 
 /// Gemma 3 writes to its caches in place. Of two layers one sees the latest tokens alone.
 fn gemma3(dtype: DType, device: &Device, window: usize) -> anyhow::Result<gemma3::Model> {
+    gemma3_of(opara_weights::seeded(3, dtype, device), window)
+}
+
+fn gemma3_of(weights: VarBuilder, window: usize) -> anyhow::Result<gemma3::Model> {
     let config = serde_json::from_value(json!({
         "attention_bias": false, "head_dim": 64, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 128,
         "intermediate_size": 256, "num_attention_heads": 4, "num_hidden_layers": 2, "num_key_value_heads": 1,
         "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0, "vocab_size": VOCABULARY,
         "query_pre_attn_scalar": 64, "sliding_window": window, "sliding_window_pattern": 2, "max_position_embeddings": 128
     }))?;
-    Ok(gemma3::Model::new(false, &config, opara_weights::seeded(3, dtype, device))?)
+    Ok(gemma3::Model::new(false, &config, weights)?)
 }
 
 fn prompt(tokens: u32, device: &Device) -> candle::Result<Tensor> {
@@ -101,6 +112,61 @@ fn steps_give_the_modules_logits() -> anyhow::Result<()> {
         assert_near(&mut fast, &cache, forward, tolerance, &device)?;
     }
     Ok(())
+}
+
+/// Weights that all models share, as those of a file are.
+struct Shared {
+    of: VarBuilder<'static>,
+    made: Mutex<HashMap<String, Tensor>>,
+}
+
+impl SimpleBackend for Shared {
+    fn get(&self, shape: Shape, name: &str, _: Init, _: DType, _: &Device) -> candle::Result<Tensor> {
+        let mut made = self.made.lock().unwrap();
+        if let Some(tensor) = made.get(name) {
+            return Ok(tensor.clone());
+        }
+        let tensor = self.of.get(shape, name)?;
+        made.insert(name.into(), tensor.clone());
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle::Result<Tensor> {
+        self.of.get_unchecked_dtype(name, dtype)
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.of.contains_tensor(name)
+    }
+}
+
+fn shared(dtype: DType, device: &Device) -> VarBuilder<'static> {
+    let backend = Shared { of: opara_weights::seeded(3, dtype, device), made: Mutex::default() };
+    VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
+}
+
+/// A model that is made anew for each text has tables of its own, at other addresses.
+#[test]
+fn models_that_are_made_anew_are_replayed_if_they_write_their_caches_in_place() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let example = prompt(6, &device)?;
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2)] {
+        let weights = shared(dtype, &device);
+        let model = gemma3_of(weights.clone(), 24)?;
+        let make = move || gemma3_of(weights.clone(), 24).map_err(candle::Error::wrap);
+        let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        let mut fast = strict.build_decoder_from(make, gemma3::Model::forward, &example, 64)?;
+        assert_near(&mut fast, &model, gemma3::Model::forward, tolerance, &device)?;
+    }
+    // A cache that grows is gone with its model.
+    let weights = shared(DType::F16, &device);
+    let make = move || qwen2_of(weights.clone()).map_err(candle::Error::wrap);
+    let model = make()?;
+    let forward = qwen2::ModelForCausalLM::forward;
+    let mut fast = OparaExecutor::builder().build_decoder_from(make, forward, &example, 64)?;
+    let reason = fast.refused().expect("it is refused").to_string();
+    assert!(reason.contains("gets new caches at each step"), "{reason}");
+    assert_near(&mut fast, &model, forward, 0., &device)
 }
 
 #[test]

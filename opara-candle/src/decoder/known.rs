@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-use candle::Tensor;
+use candle::{DType, Tensor};
 use opara_plan::rewrite::{Graph, Growth, Source, Standing};
 use parking_lot::Mutex;
 
@@ -37,6 +37,24 @@ impl Known {
         Self { length, graph, overwritten: pass.overwritten.clone(), places: pass.places.clone() }
     }
 
+    /// Says where the first pass had the numbers that this one has elsewhere. A model that is made anew has tables of its own.
+    ///
+    /// # Errors
+    /// No memory for a copy.
+    pub fn placed_like(mut self, first: &First, pass: &WholePass) -> Result<Self> {
+        for (at, place) in self.places.iter_mut().enumerate() {
+            let (Some(of), Some(Some(numbers))) = (first.places.get(at), first.numbers.get(at)) else { continue };
+            if place == of {
+                continue;
+            }
+            let Some(own) = pass.copied(at)? else { continue };
+            if own.elem_count() == numbers.elem_count() && own.dtype() == numbers.dtype() && are_equal(&own, numbers)? {
+                *place = *of;
+            }
+        }
+        Ok(self)
+    }
+
     /// What two captures have in common.
     pub fn and(&self, other: &Self) -> Result<Growth> {
         let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
@@ -54,6 +72,31 @@ impl Known {
             false => Err(refused("it reads other weights at another length, or makes a table anew at each step")),
         }
     }
+}
+
+/// Where a first pass has the numbers that its steps read, and what they are, of models that are made anew.
+#[derive(Default)]
+pub(super) struct First {
+    places: Vec<Place>,
+    numbers: Vec<Option<Tensor>>,
+}
+
+impl First {
+    pub fn of(pass: &WholePass, inputs: &[Tensor]) -> Self {
+        Self { places: pass.places.clone(), numbers: inputs.iter().cloned().map(Some).collect() }
+    }
+
+    /// Forgets the keys and values: each text has its own.
+    pub fn forget_caches(&mut self, growth: &Growth) {
+        for at in growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]) {
+            self.numbers.get_mut(at).map(Option::take);
+        }
+    }
+}
+
+/// Are all numbers of two rows the same?
+pub(super) fn are_equal(a: &Tensor, b: &Tensor) -> candle::Result<bool> {
+    Ok(a.ne(b)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.)
 }
 
 /// A capture. Where each text's model is made anew, with the models that it ran on, which alone have their caches.

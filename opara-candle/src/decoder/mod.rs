@@ -4,6 +4,8 @@
 mod earlier;
 #[cfg(feature = "cuda")]
 mod known;
+#[cfg(feature = "cuda")]
+mod others;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
 mod texts;

@@ -6,7 +6,8 @@ use candle::{DType, Shape, Tensor};
 use opara_plan::rewrite::{Cache, Graph, Growth, Source, Standing};
 
 use super::earlier::{check_kept, check_turns, Earlier};
-use super::known::{captured, or_refused, refused, Known};
+use super::known::{captured, or_refused, refused, Captured, First, Known};
+use super::others::others;
 use super::texts::{Text, Texts};
 use crate::arguments::write;
 use crate::builder::Builder;
@@ -20,9 +21,6 @@ use crate::rewrite::set::Set;
 use crate::step::StepExecutor;
 use crate::{ops, Error, Result};
 
-/// Tokens of the example in whose place behind it the step is held against double precision, too.
-const OTHERS: usize = 7;
-
 /// A step that is replayed, and the caches that it writes.
 pub(super) struct Step {
     executor: StepExecutor<Vec<Tensor>>,
@@ -31,6 +29,7 @@ pub(super) struct Step {
     growth: Growth,
     /// The rules by which every capture is rewritten.
     standing: Standing,
+    of_first: First,
     /// Two captures to compare others with.
     known: [Known; 2],
     capacity: usize,
@@ -70,14 +69,10 @@ impl Step {
         let pass = captured(texts, &text, &token, length)?;
         let inputs = inputs(&pass, &token)?;
         let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
-        let other = |at| -> candle::Result<Vec<Tensor>> {
-            let other = example.narrow(1, at, 1)?.flatten_all()?;
-            let inputs = inputs.iter().zip(&pass.places);
-            Ok(inputs
-                .map(|(input, place)| if let Place::Argument(_) = place { &other } else { input }.clone())
-                .collect())
-        };
-        let others = (0..tokens.min(OTHERS)).map(other).collect::<candle::Result<Vec<_>>>()?;
+        texts.add(&mut text, &token, length)?;
+        let last = length + 1;
+        let later = captured(texts, &text, &token, last)?;
+        let others = others([&pass, &later], &inputs, example, logits.elem_count())?;
         let chosen = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])
             .and_then(|set| set.and_on(&pass.graph, others))
             .map_err(Error::from)
@@ -85,11 +80,10 @@ impl Step {
         let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
         let (Choice { graph, standing, compared, notes, .. }, ()) = chosen.map_err(|why| refused(&why))?;
         let first = Known::rewritten(graph, &pass, length);
+        let mut of_first = if texts.is_made() { First::of(&pass, &inputs) } else { First::default() };
+        let known = |pass: &Captured, length| Known::of(pass, &standing, length)?.placed_like(&of_first, pass);
 
-        texts.add(&mut text, &token, length)?;
-        let last = length + 1;
-        let later = captured(texts, &text, &token, last)?;
-        let second = Known::of(&later, &standing, last)?;
+        let second = known(&later, last)?;
         // A rule that stays out may be what would explain a difference.
         let short = first.and(&second).map_err(|error| match (error, &notes[..]) {
             (Error::NotCapturable { reason }, [_, ..]) => refused(&format!("{reason}; {}", notes.join("; "))),
@@ -110,19 +104,20 @@ impl Step {
         if pass.overwritten.iter().any(|&input| far_pass.places.get(input) == Some(&pass.places[input])) {
             return Err(refused("clones of the model write to the same cache"));
         }
-        let far = Known::of(&far_pass, &standing, length)?;
+        let far = known(&far_pass, length)?;
         // One more step: two in a row show whether a cache that is full overwrites its oldest token. Of a text of its own, since a
         // clone's step would overwrite a token of `longest`.
         let (mut next, _) = long().map_err(|error| or_refused(error, &said))?;
         texts.add(&mut next, &token, length)?;
         let farthest_pass = captured(texts, &next, &token, length + 1)?;
-        let farthest = Known::of(&farthest_pass, &standing, length + 1)?;
+        let farthest = known(&farthest_pass, length + 1)?;
         drop((next, farthest_pass));
         let (at_far, growth) = (first.and(&far)?, first.and(&farthest)?);
         if !short.agrees(&growth, last as u64) || !at_far.agrees(&growth, length as u64) {
             return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
         }
         check_turns(&growth, [&far, &farthest])?;
+        of_first.forget_caches(&growth);
 
         let state = state(&growth, capacity, &token)?;
         let shape = pass.shapes.first().cloned().unwrap_or_else(|| Shape::from(()));
@@ -141,7 +136,7 @@ impl Step {
         if executor.report().mode == Mode::Eager {
             return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
         }
-        let mut step = Self { executor, state, growth, standing, known: [first, second], capacity };
+        let mut step = Self { executor, state, growth, standing, of_first, known: [first, second], capacity };
         for (mut text, length) in [(longest, length), (text, last)] {
             step.take_over(texts, &text, &token, length)?;
             // Two steps, if there is room: the second one reads what the first one has appended.
@@ -170,7 +165,7 @@ impl Step {
         length: usize,
     ) -> Result<()> {
         let pass = captured(texts, text, token, length)?;
-        let now = Known::of(&pass, &self.standing, length)?;
+        let now = Known::of(&pass, &self.standing, length)?.placed_like(&self.of_first, &pass)?;
         let [first, second] = &self.known;
         let other = if first.length == length { second } else { first };
         if !now.and(other)?.agrees(&self.growth, length.max(other.length) as u64) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle::{DType, Result};
+use candle::{DType, Result, Tensor};
 use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::{Changes, Compute, Graph, ProductPrecision, Value};
 
@@ -10,7 +10,10 @@ use super::accuracy::compare;
 use super::evaluate::Arithmetic;
 use super::evaluation::Evaluation;
 use super::operators::compute;
-use super::set::{joined, Set};
+use super::set::{in_one_row, joined, nearby, runs_for, Set, ENOUGH};
+
+/// As many numbers tell errors apart of nodes whose rows each share an error.
+const ENOUGH_OF_ROWS: usize = 4 * ENOUGH;
 
 /// How often something happened to a rule, and the first reason.
 #[derive(Default)]
@@ -84,7 +87,8 @@ pub(super) fn settled(
     }
 }
 
-/// Holds a changed node against double precision, on operands as candle's operators give them.
+/// Holds a changed node against double precision, on operands as candle's operators give them. A node of few numbers is held on operands
+/// nearby, too, all of them together: the numbers of one row share the error of its norm, or of its attention's weights.
 fn verdict(
     original: &Graph,
     changed: &Graph,
@@ -96,19 +100,29 @@ fn verdict(
     if matches!(original.nodes[at].compute, Compute::FusedConvolution(_)) {
         return Ok(Ok(()));
     }
-    let of = |graph, arithmetic| Evaluation::new(graph, &set.inputs, arithmetic, set.numbers, compute);
-    let (mut other, mut reference) = (of(changed, Arithmetic::Typed), of(original, Arithmetic::In(DType::F64)));
-    for operand in &changed.nodes[at].operands {
-        if let Value::Node(_) = operand.value {
-            let value = typed.tensor(operand.value)?;
-            reference.assume(
-                operand.value,
-                value.to_dtype(Arithmetic::In(DType::F64).dtype(original.element(operand.value)))?,
-            );
-            other.assume(operand.value, value);
-        }
-    }
+    let constant = changed.constant();
+    let has_others = |value: &Value| !changed.is_constant(*value, &constant) && changed.element(*value).is_float();
+    let values: HashSet<Value> = changed.nodes[at].operands.iter().map(|operand| operand.value).collect();
+    let operands = values.into_iter().map(|value| Ok((value, typed.tensor(value)?))).collect::<Result<Vec<_>>>()?;
     let value = Value::Node(at);
-    let (candle, other) = (typed.tensor(value)?, other.tensor(value)?);
-    Ok(compare(&reference.tensor(value)?, &candle, &other)?.map(drop))
+    let varying = operands.iter().filter(|(value, _)| has_others(value)).map(|(_, tensor)| tensor.elem_count()).sum();
+    let first = typed.tensor(value)?;
+    let runs = runs_for(first.elem_count(), ENOUGH_OF_ROWS, varying);
+    let run = |number: usize| -> Result<[Tensor; 3]> {
+        let of = |graph, arithmetic| Evaluation::new(graph, &set.inputs, arithmetic, set.numbers, compute);
+        let double = Arithmetic::In(DType::F64);
+        let (mut reference, mut candle) = (of(original, double), of(original, Arithmetic::Typed));
+        let mut other = of(changed, Arithmetic::Typed);
+        for (value, tensor) in &operands {
+            let tensor = if has_others(value) { nearby(tensor, number)? } else { tensor.clone() };
+            reference.assume(*value, tensor.to_dtype(double.dtype(original.element(*value)))?);
+            candle.assume(*value, tensor.clone());
+            other.assume(*value, tensor);
+        }
+        let candle = if number == 0 { first.clone() } else { candle.tensor(value)? };
+        Ok([reference.tensor(value)?, candle, other.tensor(value)?])
+    };
+    let runs = (0..runs).map(run).collect::<Result<Vec<_>>>()?;
+    let [reference, candle, other] = [0, 1, 2].map(|at| in_one_row(runs.iter().map(|run| &run[at])));
+    Ok(compare(&reference?, &candle?, &other?)?.map(drop))
 }

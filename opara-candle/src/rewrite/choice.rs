@@ -9,7 +9,7 @@ use super::accuracy::{compare, near, same_kinds, Compared};
 use super::alone::alone;
 use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
 use super::folds::settled_folds;
-use super::set::{beginning, with_outputs, Inside, Set, ENOUGH};
+use super::set::{beginning, in_one_row, with_outputs, Inside, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
@@ -124,12 +124,12 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
     let (mut changes, notes) = alone(graph, without, sets)?;
     changes.refused.extend(folds.refused);
     let notes: Vec<String> = kept_out.into_iter().chain(notes).collect();
+    let with_reason = || notes.iter().cloned().chain([first.clone()]).collect::<Vec<_>>();
     if !changes.is_empty() {
         if let Ok(choice) = attempt(without, &changes)? {
-            return Ok(Ok(Choice { notes, ..choice }));
+            return Ok(Ok(Choice { notes: with_reason(), ..choice }));
         }
     }
-    let with_reason = || notes.iter().cloned().chain([first.clone()]).collect::<Vec<_>>();
     let passes = |changes: &Changes| attempt(without, changes).map(std::result::Result::ok);
     if let Some(choice) = more_precise(graph, without, &changes, passes)? {
         return Ok(Ok(Choice { notes: with_reason(), ..choice }));
@@ -188,15 +188,6 @@ fn fastest_products(graph: &Graph, without: &[&str], changes: &Changes) -> Vec<(
     let is_fastest = |(at, node): &(usize, &Node)| live[*at] && node.precision == ProductPrecision::Fastest;
     let nodes = changed.nodes.iter().enumerate().rev().filter(is_fastest);
     nodes.filter_map(|(at, node)| Some((at, node.more_precise()?))).collect()
-}
-
-/// All elements in one row.
-fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
-    let rows = tensors.map(Tensor::flatten_all).collect::<Result<Vec<_>>>()?;
-    match &rows[..] {
-        [one] => Ok(one.clone()),
-        rows => Tensor::cat(rows, 0),
-    }
 }
 
 /// Holds what a changed graph computes against double precision; the worst of what is compared.

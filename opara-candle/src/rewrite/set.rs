@@ -61,7 +61,7 @@ impl Inside {
         }
         let varying = self.candle.iter().map(Tensor::elem_count).sum();
         let run = |number: usize| self.run_behind(graph, set, number);
-        let runs = (0..runs_for(&set.outputs, varying)).map(run).collect::<Result<_>>()?;
+        let runs = (0..runs_for(fewest_of(&set.outputs), ENOUGH, varying)).map(run).collect::<Result<_>>()?;
         Ok(self.behind.get_or_init(|| runs))
     }
 
@@ -196,7 +196,7 @@ impl Set {
     /// Whether each output has enough numbers by itself, some of them finite.
     fn tells_errors_apart(&self) -> Result<bool> {
         let has_none = self.outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        Ok(!has_none && fewest(self.outputs.iter().map(Tensor::elem_count)) >= ENOUGH)
+        Ok(!has_none && fewest_of(&self.outputs) >= ENOUGH)
     }
 
     /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
@@ -223,7 +223,9 @@ impl Set {
     fn computed_nearby(&self, graph: &Graph) -> Vec<Self> {
         let varying = graph.inputs.iter().zip(&self.inputs).filter(|(input, _)| varies(input));
         let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
-        (1..runs_for(&self.outputs, varying)).map_while(|number| self.nearby_run(graph, number).ok()).collect()
+        (1..runs_for(fewest_of(&self.outputs), ENOUGH, varying))
+            .map_while(|number| self.nearby_run(graph, number).ok())
+            .collect()
     }
 
     /// The run on operands nearby.
@@ -257,14 +259,18 @@ fn fewest(lens: impl Iterator<Item = usize>) -> usize {
     lens.filter(|&len| len > 0).min().unwrap_or(ENOUGH)
 }
 
-/// On how many operands a run has enough outputs, or as many as are computed; `varying` elements of them differ.
-fn runs_for(outputs: &[Tensor], varying: usize) -> usize {
+fn fewest_of(outputs: &[Tensor]) -> usize {
+    fewest(outputs.iter().map(Tensor::elem_count))
+}
+
+/// On how many operands a run of `numbers` results has `enough` of them, or as many as are computed; `varying` elements of them differ.
+pub(super) fn runs_for(numbers: usize, enough: usize, varying: usize) -> usize {
     let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
-    ENOUGH.div_ceil(fewest(outputs.iter().map(Tensor::elem_count))).min(MOST + 1).min(affordable + 1)
+    enough.div_ceil(numbers.max(1)).min(MOST + 1).min(affordable + 1)
 }
 
 /// Floats that differ from these by less than a fiftieth; for each number others, and for zero the same.
-fn nearby(floats: &Tensor, number: usize) -> Result<Tensor> {
+pub(crate) fn nearby(floats: &Tensor, number: usize) -> Result<Tensor> {
     if number == 0 {
         return Ok(floats.clone());
     }
@@ -293,6 +299,15 @@ fn altered(floats: &Tensor) -> Result<Tensor> {
 /// What an item's graph reads of these inputs.
 fn inputs_of(item: &Item, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().zip(&item.graph.inputs).map(|(all, input)| beginning(all, input.len as usize)).collect()
+}
+
+/// All elements in one row.
+pub(super) fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Result<Tensor> {
+    let rows = tensors.map(Tensor::flatten_all).collect::<Result<Vec<_>>>()?;
+    match &rows[..] {
+        [one] => Ok(one.clone()),
+        rows => Tensor::cat(rows, 0),
+    }
 }
 
 /// What a tensor begins with; the tensor itself if that is all of it.

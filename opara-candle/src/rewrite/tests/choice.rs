@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use opara_plan::rewrite::{Changes, ProductPrecision};
 
-use super::super::alone::settled;
+use super::super::alone::{alone, settled};
 use super::super::choice::{choose, choose_as_before, choose_usable, follows, more_precise, Choice};
 use super::super::set::Set;
 use super::*;
@@ -133,6 +133,34 @@ fn products_become_more_precise_before_their_rule_is_lost() -> Result<()> {
     let (changes, notes) = two_settled(|at, node| at == 3 && has_steps(node))?;
     assert_eq!(changes, Changes { refused: [("convolution-norm", 3)].into(), ..Changes::default() });
     assert_eq!(notes[0], "convolution-norm stays out 1 times: Highest is too little");
+    Ok(())
+}
+
+/// The numbers of one row share the error of its norm: whether it is smaller than candle's is luck on one row.
+#[test]
+fn a_row_is_judged_on_rows_nearby_too() -> Result<()> {
+    let columns = 128;
+    for seed in 0..100 {
+        let all = |value: Value| operand(value, 0, &[(columns, 1)]);
+        let mut norm = super::norms::norm([1, columns], &[&[(1, 0), (columns, 1)]], true, false);
+        // Of what a pass computes.
+        for of in norm.nodes.iter_mut() {
+            for operand in &mut of.operands {
+                operand.value = match operand.value {
+                    Value::Input(0) => Value::Node(0),
+                    Value::Node(at) => Value::Node(at + 1),
+                    other => other,
+                };
+            }
+        }
+        norm.nodes.insert(0, node(Function::Unary("sin".into()), vec![all(Value::Input(0))], columns));
+        norm.outputs[0].value = Value::Node(norm.nodes.len() - 1);
+        let inputs = [numbers(columns, 0.3 + seed as f32 / 7.)?, numbers(columns, 1.1)?];
+        let outputs = evaluate(&norm, &inputs, Arithmetic::Typed)?;
+        let set = Set::new(&norm, inputs.to_vec(), outputs)?;
+        let (changes, notes) = alone(&norm, &[], &[set])?;
+        assert!(changes.is_empty(), "{seed}: {notes:?}");
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@ use crate::rewrite::choice::{choose, Choice};
 use crate::rewrite::set::Set;
 
 /// Normalised rows of the first input, times the second input, plus the third if there is one, both over `vector`; SiLU if asked.
-fn norm([rows, columns]: [u64; 2], vectors: &[&[(u64, u64)]], is_rms: bool, silu: bool) -> Graph {
+pub(super) fn norm([rows, columns]: [u64; 2], vectors: &[&[(u64, u64)]], is_rms: bool, silu: bool) -> Graph {
     let len = rows * columns;
     let all = |value: Value, len: u64| operand(value, 0, &[(len, 1)]);
     let each = |node: usize| operand(Value::Node(node), 0, &[(rows, 1), (columns, 0)]);
