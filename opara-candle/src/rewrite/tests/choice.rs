@@ -7,6 +7,7 @@ use opara_plan::rewrite::{Changes, ProductPrecision};
 use super::super::alone::{alone, settled};
 use super::super::choice::{choose, choose_as_before, choose_usable, follows, more_precise, Choice};
 use super::super::set::Set;
+use super::norms::norm;
 use super::*;
 
 /// A graph of f16, on inputs of f32.
@@ -136,30 +137,32 @@ fn products_become_more_precise_before_their_rule_is_lost() -> Result<()> {
     Ok(())
 }
 
-/// The numbers of one row share the error of its norm: whether it is smaller than candle's is luck on one row.
-#[test]
-fn a_row_is_judged_on_rows_nearby_too() -> Result<()> {
+/// Does a norm of one row in f32 stay out, behind what a pass computes, on numbers of a seed?
+fn stays_out(seed: u16) -> Result<bool> {
     let columns = 128;
+    let mut graph = norm([1, columns], &[&[(1, 0), (columns, 1)]], true, false);
+    for operand in graph.nodes.iter_mut().flat_map(|node| &mut node.operands) {
+        operand.value = match operand.value {
+            Value::Input(0) => Value::Node(0),
+            Value::Node(at) => Value::Node(at + 1),
+            vector => vector,
+        };
+    }
+    let x = operand(Value::Input(0), 0, &[(columns, 1)]);
+    graph.nodes.insert(0, node(Function::Unary("sin".into()), vec![x], columns));
+    graph.outputs[0].value = Value::Node(graph.nodes.len() - 1);
+    let inputs = [numbers(columns, 0.3 + f32::from(seed) / 7.)?, numbers(columns, 1.1)?];
+    let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
+    let set = Set::new(&graph, inputs.to_vec(), outputs)?;
+    Ok(!alone(&graph, &[], &[set])?.0.is_empty())
+}
+
+/// The numbers of one row share the error of its norm: on that row alone, luck decides whether it is smaller than candle's.
+#[test]
+fn one_row_is_judged_on_rows_nearby_too() -> Result<()> {
+    // On the CPU the operator adds squares one by one, and candle's sums do not: its error is twice theirs.
     for seed in 0..100 {
-        let all = |value: Value| operand(value, 0, &[(columns, 1)]);
-        let mut norm = super::norms::norm([1, columns], &[&[(1, 0), (columns, 1)]], true, false);
-        // Of what a pass computes.
-        for of in norm.nodes.iter_mut() {
-            for operand in &mut of.operands {
-                operand.value = match operand.value {
-                    Value::Input(0) => Value::Node(0),
-                    Value::Node(at) => Value::Node(at + 1),
-                    other => other,
-                };
-            }
-        }
-        norm.nodes.insert(0, node(Function::Unary("sin".into()), vec![all(Value::Input(0))], columns));
-        norm.outputs[0].value = Value::Node(norm.nodes.len() - 1);
-        let inputs = [numbers(columns, 0.3 + seed as f32 / 7.)?, numbers(columns, 1.1)?];
-        let outputs = evaluate(&norm, &inputs, Arithmetic::Typed)?;
-        let set = Set::new(&norm, inputs.to_vec(), outputs)?;
-        let (changes, notes) = alone(&norm, &[], &[set])?;
-        assert!(changes.is_empty(), "{seed}: {notes:?}");
+        assert!(stays_out(seed)?, "{seed}");
     }
     Ok(())
 }
