@@ -188,17 +188,22 @@ impl Builder {
         self
     }
 
-    /// Chooses whether replays have the module's bits or its accuracy. Default: [`Numerics::Exact`].
+    /// Replays have the module's accuracy instead of its bits: [`Numerics::Accurate`], which is the fast way.
     ///
     /// ```
     /// use candle::{DType, Device, Tensor};
-    /// use opara_candle::{ops, Numerics, OparaExecutor};
+    /// use opara_candle::{ops, OparaExecutor};
     ///
     /// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
-    /// let fast = OparaExecutor::builder().numerics(Numerics::Accurate).build(ops::relu, &x)?;
+    /// let fast = OparaExecutor::builder().accurate().build(ops::relu, &x)?;
     /// assert!(fast.report().rewrites.is_empty()); // A CPU runs what it is given.
     /// # Ok::<(), opara_candle::Error>(())
     /// ```
+    pub fn accurate(self) -> Self {
+        self.numerics(Numerics::Accurate)
+    }
+
+    /// Chooses whether replays have the module's bits or its accuracy. Default: [`Numerics::Exact`].
     ///
     /// [`recheck`](Self::recheck) compares bits, so with it replays stay exact.
     pub fn numerics(mut self, numerics: Numerics) -> Self {

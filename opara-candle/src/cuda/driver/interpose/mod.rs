@@ -43,6 +43,7 @@ mod written_memory;
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use cudarc::driver::sys::CUstream;
@@ -101,8 +102,17 @@ impl<F: Copy> Next<F> {
     }
 }
 
-/// Defines an interposed function. `next` is the library's function; `missing` is returned if there is none. A function with which its
-/// library is [probed](probe) returns `probed` then.
+/// Makes a call whose panic does not cross into the caller, which may be foreign code: it gets `missing` instead.
+fn without_panic<T>(name: &str, missing: T, call: impl FnOnce() -> T) -> T {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        // The subscriber is the program's own.
+        let _ = catch_unwind(|| tracing::error!(function = name, "a panic inside of an interposed function"));
+        missing
+    })
+}
+
+/// Defines an interposed function. `next` is the library's function; `missing` is returned if there is none, or after a panic. A function
+/// with which its library is [probed](probe) returns `probed` then.
 macro_rules! interpose {
     ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $return:ty, missing $missing:expr
      $(, probed $probed:expr)?; |$next:ident| $body:expr) => {
@@ -118,10 +128,12 @@ macro_rules! interpose {
             })?
             // SAFETY: the type is that of the function that is defined here, which the library declares alike.
             let Some($next) = (unsafe { NEXT.get(concat!(stringify!($name), "\0")) }) else { return $missing };
-            #[cfg(feature = "faults")]
-            return $crate::cuda::driver::faults::unless_failing(stringify!($name), || $body);
-            #[cfg(not(feature = "faults"))]
-            $body
+            super::without_panic(stringify!($name), $missing, || {
+                #[cfg(feature = "faults")]
+                return $crate::cuda::driver::faults::unless_failing(stringify!($name), || $body);
+                #[cfg(not(feature = "faults"))]
+                $body
+            })
         }
     };
 }
@@ -143,3 +155,35 @@ macro_rules! redirect {
 }
 
 use {interpose, redirect};
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use object::{Object, ObjectSymbol};
+
+    #[test]
+    fn a_panic_becomes_an_error_code() {
+        assert_eq!(super::without_panic("cuLaunchKernel", 3, || 0), 0);
+        assert_eq!(super::without_panic("cuLaunchKernel", 3, || panic!("of a test")), 3);
+    }
+
+    /// The functions of NVIDIA's libraries that this program defines are those that `docs/interposed.md` lists.
+    #[cfg(all(feature = "cudnn", not(feature = "faults")))]
+    #[test]
+    fn the_page_lists_what_a_program_defines() {
+        let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/interposed.md")).unwrap();
+        let listed = page.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split('`').nth(1)?.to_string()));
+        let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let program = object::File::parse(&*program).unwrap();
+        let defined = program.symbols().filter(|symbol| symbol.is_definition() && symbol.is_global());
+        let of_nvidia = |name: &&str| {
+            let name = name.trim_start_matches('_');
+            let prefixes = ["cublasLt", "cublas", "cudnn", "curand", "cuda", "cu"];
+            let rest = prefixes.into_iter().find_map(|prefix| name.strip_prefix(prefix));
+            rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()))
+        };
+        let defined = defined.filter_map(|symbol| symbol.name().ok()).filter(of_nvidia).map(String::from);
+        assert_eq!(listed.collect::<BTreeSet<_>>(), defined.collect::<BTreeSet<_>>());
+    }
+}
