@@ -66,7 +66,7 @@ template <typename B> struct Bias {
     // of its bits. Beside one that hides keys for good, such as the least number, it loses all, and has to.
     __device__ static float base(float highest) { return fabsf(highest) <= 65536 ? highest : 0; }
 
-    // In f32, products that are added to a large bias would round with its size, once for each partial sum. So this scales the scores
+    // Products that are added to a large bias would round with its size, once for each partial sum. So in f32 this scales the scores
     // of the keys from `first` on behind the products, and adds the bias less its base, which `highest` tells. The base is taken from
     // `largest`, the largest score before, too.
     template <int N>
@@ -381,10 +381,10 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     __syncthreads();
 
     // The GPU's exponential is base 2: `in_bits` scales the difference of two scores to the exponent of 2. Scaled scores
-    // would round with the size of a score, not of the difference. In f32 a bias is added to scaled scores, though.
-    constexpr bool IS_F32 = sizeof(T) == 4;
+    // would round with the size of a score, not of the difference. Where it counts in f32, a bias is added to scaled scores, though.
+    constexpr bool IS_F32 = sizeof(T) == 4, BIAS_BEHIND = IS_F32 || IN_F32;
     const float of_scores = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(of_scores, 1);
-    const float in_bits = IS_F32 && bias ? LOG2E : of_scores;
+    const float in_bits = BIAS_BEHIND && bias ? LOG2E : of_scores;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
@@ -395,7 +395,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         commit();
 
         float score[AT_ONCE / 8][4] = {};
-        if (!IS_F32 && bias) added.init(score, start + column, unit, most);
+        if (!BIAS_BEHIND && bias) added.init(score, start + column, unit, most);
         wait_pending<1>();
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
@@ -412,7 +412,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
                 precise.give(score);
             }
         }
-        if (IS_F32 && bias) added.add_to(score, start + column, scale, highest, largest);
+        if (BIAS_BEHIND && bias) added.add_to(score, start + column, scale, highest, largest);
 
         if (start + AT_ONCE > k.count) {
 #pragma unroll

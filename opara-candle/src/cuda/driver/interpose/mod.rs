@@ -176,6 +176,9 @@ mod tests {
         let listed = page.lines().filter_map(|line| Some(line.strip_prefix("| ")?.split('`').nth(1)?.to_string()));
         let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let program = object::File::parse(&*program).unwrap();
+        if program.symbols().next().is_none() {
+            return println!("skipped: the program has no table of symbols");
+        }
         let defined = program.symbols().filter(|symbol| symbol.is_definition() && symbol.is_global());
         let of_nvidia = |name: &&str| {
             let name = name.trim_start_matches('_');
