@@ -81,6 +81,12 @@ CHAT += [
     "{%- set items = {'items': [1], 'keys': 2, 'get': 3} -%}{{ items['items'] }}{{ items['keys'] }}",
 ]
 
+# The largest and the least, and whole numbers.
+CHAT += [
+    "{{ ['a', 'B'] | max }}{{ ['b', 'A', 'a'] | min }}{{ ['a', 'B'] | max(case_sensitive=true) }}{{ [] | max is defined }}", "{{ (messages | max(attribute='role')).role }}{{ (messages | min(attribute='role')).role }}{{ [3, 1.5, 2] | min }}",
+    "{{ 7 | round }}{{ 7 | round(1) }}{{ 7.0 | round }}{{ 15 | round(-1) }}{{ 7 | round(0, 'ceil') }}",
+]
+
 # Calls of tools, parts of content, thinking.
 CALLS = [
     "{% for t in tools %}{{ t | tojson }}\n{% endfor %}", "{{ tools | tojson(indent=4) }}", "{% for t in tools %}{{ t.function | tojson(indent=2) }}{% endfor %}", "{{ tools | map(attribute='function') | map(attribute='name') | join(', ') }}",

@@ -6,6 +6,7 @@ use minijinja::value::{from_args, Kwargs, Rest, ValueKind};
 use minijinja::{filters, Environment, Error, State, Value};
 use minijinja_contrib::{filters as more, globals};
 
+use super::numbers::{self, quotient};
 use super::python::{refused, text, Json, Tuple};
 
 /// Puts them into an environment, whose clock this is.
@@ -24,12 +25,11 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
         text(value).replacen(old, new, most.unwrap_or(usize::MAX))
     });
     environment.add_filter("join", join);
-    environment.add_filter("int", int);
-    environment.add_filter("float", float);
+    numbers::add(environment);
+    // minijinja's differs from Python's.
+    environment.remove_filter("pprint");
     environment.add_filter("length", length);
     environment.add_filter("count", length);
-    environment.add_filter("sum", sum);
-    environment.add_filter("round", round);
     environment.add_filter("indent", indent);
     environment.add_filter("items", items);
     environment.add_filter("dictsort", dictsort);
@@ -129,82 +129,10 @@ fn join(state: &State, value: &Value, by: Option<String>, kwargs: Kwargs) -> Res
     Ok(items.try_iter()?.map(|item| text(&item)).collect::<Vec<_>>().join(&by))
 }
 
-/// A number as Python reads it in a text.
-fn parsed(value: &Value) -> Option<f64> {
-    match value.as_str() {
-        Some(text) => text.trim().replace('_', "").parse().ok(),
-        None if matches!(value.kind(), ValueKind::Number | ValueKind::Bool) => {
-            f64::try_from(value.clone()).ok().or(Some(f64::from(value.is_true())))
-        }
-        None => None,
-    }
-}
-
-fn int(value: &Value, default: Option<Value>, base: Option<u32>, kwargs: Kwargs) -> Result<Value, Error> {
-    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| Value::from(0));
-    let base = base.or(kwargs.get("base")?).unwrap_or(10);
-    kwargs.assert_all_used()?;
-    if !(2..=36).contains(&base) {
-        return Err(refused("`base` is from 2 to 36"));
-    }
-    if let Some(text) = value.as_str() {
-        let digits = text.trim().replace('_', "").to_lowercase();
-        let prefix =
-            [(16, "0x"), (8, "0o"), (2, "0b")].iter().find(|(of, _)| *of == base).map_or("", |(_, prefix)| prefix);
-        let digits = digits.strip_prefix(prefix).unwrap_or(&digits);
-        if let Ok(number) = i64::from_str_radix(digits, base) {
-            return Ok(Value::from(number));
-        }
-    } else if value.is_integer() {
-        return Ok(value.clone());
-    }
-    let whole = parsed(value).filter(|number| number.abs() < 9.2e18).map(|number| Value::from(number.trunc() as i64));
-    Ok(whole.unwrap_or(default))
-}
-
-fn float(value: &Value, default: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let default = default.or(kwargs.get("default")?).unwrap_or_else(|| Value::from(0.));
-    kwargs.assert_all_used()?;
-    Ok(parsed(value).map_or(default, Value::from))
-}
-
 fn length(value: &Value) -> Result<usize, Error> {
     match value.is_undefined() {
         true => Ok(0),
         false => filters::length(value),
-    }
-}
-
-fn sum(state: &State, value: &Value, attribute: Option<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let attribute = attribute.or(kwargs.get("attribute")?);
-    let start = kwargs.get::<Option<Value>>("start")?.unwrap_or_else(|| Value::from(0));
-    kwargs.assert_all_used()?;
-    let items = match attribute.filter(|attribute| !attribute.is_none()) {
-        Some(attribute) => {
-            state.apply_filter("map", &[value.clone(), Kwargs::from_iter([("attribute", attribute)]).into()])?
-        }
-        None => value.clone(),
-    };
-    let environment = Environment::new();
-    let add = environment.compile_expression("a + b")?;
-    items.try_iter()?.try_fold(start, |a, b| add.eval(minijinja::context! { a, b }))
-}
-
-fn round(value: &Value, precision: Option<i32>, method: Option<&str>, kwargs: Kwargs) -> Result<f64, Error> {
-    let precision = precision.or(kwargs.get("precision")?).unwrap_or(0);
-    let method = method.or(kwargs.get("method")?).unwrap_or("common").to_owned();
-    kwargs.assert_all_used()?;
-    let (number, scale) = (f64::try_from(value.clone())?, 10f64.powi(precision));
-    match method.as_str() {
-        // The nearest of the decimal digits that stand for the number, and the even one of two.
-        "common" if (0..=300).contains(&precision) => {
-            let told = format!("{number:.*}", precision as usize);
-            told.parse().map_err(|_| refused("the number cannot be rounded"))
-        }
-        "common" => Ok((number * scale).round_ties_even() / scale),
-        "ceil" => Ok((number * scale).ceil() / scale),
-        "floor" => Ok((number * scale).floor() / scale),
-        _ => Err(refused("`method` is common, ceil or floor")),
     }
 }
 
@@ -285,30 +213,6 @@ fn format(state: &State, pattern: &Value, args: &[Value]) -> Result<Value, Error
         _ => Value::from(text(value)),
     };
     filters::format(state, pattern, Rest(args.iter().map(written).collect()))
-}
-
-/// What a division gives that rounds down, and what it leaves.
-fn quotient(a: &Value, b: &Value) -> Result<(Value, Value), Error> {
-    if a.is_integer() && b.is_integer() || [a, b].iter().any(|value| value.kind() == ValueKind::Bool) {
-        let whole = |value: &Value| {
-            i64::try_from(value.clone()).or_else(|error| match value.kind() {
-                ValueKind::Bool => Ok(i64::from(value.is_true())),
-                _ => Err(error),
-            })
-        };
-        let (a, b) = (whole(a)?, whole(b)?);
-        let over = || refused("a division by zero, or one that gives too large a number");
-        let rest = a.checked_rem(b).ok_or_else(over)?;
-        let is_below = rest != 0 && (rest < 0) != (b < 0);
-        let (quotient, rest) = (a / b - i64::from(is_below), if is_below { rest + b } else { rest });
-        return Ok((Value::from(quotient), Value::from(rest)));
-    }
-    let (a, b) = (f64::try_from(a.clone())?, f64::try_from(b.clone())?);
-    if b == 0. {
-        return Err(refused("a division by zero"));
-    }
-    let quotient = (a / b).floor();
-    Ok((Value::from(quotient), Value::from(a - quotient * b)))
 }
 
 fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {

@@ -2,13 +2,14 @@
 
 mod filters;
 mod methods;
+mod numbers;
 mod python;
 mod rewrite;
 
 use std::collections::BTreeSet;
 
 use chrono::NaiveDateTime;
-use minijinja::{Environment, Error, Value};
+use minijinja::{AutoEscape, Environment, Error, Value};
 
 pub(super) use self::python::of_json;
 
@@ -34,8 +35,10 @@ impl Jinja {
         environment.set_lstrip_blocks(true);
         environment.set_fuel(Some(STEPS));
         environment.set_unknown_method_callback(methods::call);
-        environment.set_formatter(|out, _, value| match value.is_undefined() {
+        environment.set_formatter(|out, state, value| match value.is_undefined() {
             true => Ok(()),
+            // A block of the template's asks for it.
+            false if state.auto_escape() != AutoEscape::None => Err(python::refused("`autoescape` is not supported")),
             false => out.write_str(&python::text(value)).map_err(Error::from),
         });
         filters::add(&mut environment, now);
@@ -98,6 +101,15 @@ mod tests {
             })
             .collect();
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
+
+    #[test]
+    fn what_differs_from_jinja2_is_refused() {
+        for source in
+            ["{% autoescape true %}{{ '<' }}{% endautoescape %}", "{{ {'a': 1} | pprint }}", "{{ '%r' % 'a' }}"]
+        {
+            assert!(Jinja::parse(source, now).and_then(|jinja| jinja.render(Value::UNDEFINED)).is_err(), "{source}");
+        }
     }
 
     #[test]
