@@ -19,6 +19,8 @@ use crate::{Unread, WeightsError};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
+/// transformers adds what it describes to the weights.
+const ADAPTER: &str = "adapter_config.json";
 /// Names of weights files in order of preference: one file, or the index of several.
 const WEIGHTS: [&str; 4] =
     ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json"];
@@ -157,7 +159,7 @@ impl Checkpoint {
     /// are multiplied with their scales, which stand beside them by the names `weight_scale_inv` or `weight_scale`.
     ///
     /// # Errors
-    /// Files that cannot be read or are not sound; [`WeightsError::Quantization`].
+    /// Files that cannot be read or are not sound; [`WeightsError::Quantization`], [`WeightsError::Adapter`].
     pub fn weights(&self, dtype: DType, device: &Device) -> Result<VarBuilder<'static>, WeightsError> {
         Ok(self.load(dtype, device)?.vb)
     }
@@ -167,6 +169,10 @@ impl Checkpoint {
     /// # Errors
     /// Those of [`weights`](Self::weights).
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Loaded, WeightsError> {
+        let adapter = self.listing.with_file_name(ADAPTER);
+        if adapter.is_file() {
+            self.unread.report(WeightsError::Adapter { path: adapter })?;
+        }
         let config = self.config_path().map(read_json::<Value>).transpose()?;
         let quantization = config.map(|config| Quantization::of(&config, self.unread)).transpose()?.flatten();
         Loaded::new(&self.parts, &self.listing, quantization, self.unread, dtype, device)

@@ -111,6 +111,13 @@ pub enum WeightsError {
         fields: Vec<String>,
     },
 
+    /// An adapter lies beside the weights.
+    #[error("{}: an adapter, which is not applied here: merge it into the weights", path.display())]
+    Adapter {
+        /// The adapter's configuration.
+        path: PathBuf,
+    },
+
     /// A configuration describes quantised weights that cannot be read.
     #[error(
         "`{field}` of the configuration says {method}, which {reason}. Read are 8-bit floats (fp8, fbgemm_fp8, and \

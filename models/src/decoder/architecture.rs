@@ -35,6 +35,16 @@ impl Architecture {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, architecture)| *architecture)
     }
 
+    /// The token that ends a text where no file says so: transformers' default.
+    pub(super) fn end(self) -> Option<u32> {
+        match self {
+            Self::Llama | Self::Mistral => Some(2),
+            Self::Gemma3 => Some(1),
+            Self::Phi3 => Some(32_000),
+            Self::Qwen2 | Self::Qwen3 => None,
+        }
+    }
+
     pub(super) fn names() -> String {
         Self::NAMES.map(|(name, _)| name).join(", ")
     }

@@ -1,7 +1,7 @@
 //! What a checkpoint's `config.json` says, in one form for all architectures.
 
 use opara_candle::ops::Activation;
-use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
+use opara_weights::{Fields, Harmless, Unread, TRANSFORMERS};
 use serde_json::Value;
 
 use super::architecture::Architecture;
@@ -119,17 +119,6 @@ const HARMLESS: Harmless = Harmless {
     ],
 };
 
-/// Fields of `generation_config.json` that forbid or force tokens, whatever a request asks for.
-const FORCED: [&str; 7] = [
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "forced_bos_token_id",
-    "forced_decoder_ids",
-    "forced_eos_token_id",
-    "sequence_bias",
-    "suppress_tokens",
-];
-
 /// More weights than any machine has room for: bytes of so many do not overflow 64 bits.
 const MOST_WEIGHTS: u64 = 1 << 50;
 
@@ -202,7 +191,7 @@ impl Config {
             layers: windows.into_iter().map(layer).collect(),
             rotaries,
             max_positions,
-            eps: of.epsilon("rms_norm_eps")?.unwrap_or(1e-6),
+            eps: of.epsilon("rms_norm_eps")?.unwrap_or(if architecture == Architecture::Phi3 { 1e-5 } else { 1e-6 }),
             activation: activation_of(activation.unwrap_or(if is_gemma { "gelu_pytorch_tanh" } else { "silu" }))?,
             qkv_bias: attention_bias || architecture == Architecture::Qwen2,
             output_bias: attention_bias,
@@ -216,7 +205,10 @@ impl Config {
             attention_scale,
             logit_cap: of.number_in("final_logit_softcapping", 1e-6..=1e9)?,
             bos: of.tokens("bos_token_id")?.first().copied(),
-            eos: of.tokens("eos_token_id")?,
+            eos: match of.has("eos_token_id") {
+                true => of.tokens("eos_token_id")?,
+                false => architecture.end().into_iter().collect(),
+            },
         };
         config.check()?;
         let harmless = [TRANSFORMERS, HARMLESS];
@@ -225,21 +217,6 @@ impl Config {
             inner.check(&harmless, unread)?;
         }
         Ok(config)
-    }
-
-    /// Takes the tokens that end a text from `generation_config.json`, if it names any. Tokens that it forbids or forces are refused.
-    pub(super) fn end_as(&mut self, generation: &Value, unread: Unread) -> Result<()> {
-        let fields = Fields::of(generation);
-        let forced = FORCED.iter().filter_map(|name| Some(format!("`{name}` ({})", fields.get(name)?)));
-        let forced: Vec<_> = forced.filter(|field| !field.ends_with("([])")).collect();
-        if !forced.is_empty() {
-            unread.report(WeightsError::UnreadFields { fields: forced })?;
-        }
-        let named = fields.tokens("eos_token_id")?;
-        if !named.is_empty() {
-            self.eos = named;
-        }
-        Ok(())
     }
 
     /// Fails on sizes that no model can have.

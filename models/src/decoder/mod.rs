@@ -12,6 +12,7 @@ mod conversation;
 mod engine;
 mod error;
 mod generate;
+mod generation_config;
 mod gguf;
 mod gguf_file;
 mod gguf_text;

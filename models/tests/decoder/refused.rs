@@ -427,8 +427,56 @@ fn forced_tokens_are_refused() {
     };
     write(json!({"eos_token_id": [3, 4], "temperature": 0.6, "suppress_tokens": null, "bad_words_ids": []}));
     assert_eq!(Config::of_checkpoint(&found).expect("a configuration").eos, [3, 4]);
-    write(json!({"suppress_tokens": [7]}));
-    assert!(told(Config::of_checkpoint(&found)).contains("`suppress_tokens`"));
+    for fields in [
+        json!({"suppress_tokens": [7]}),
+        json!({"forced_bos_token_id": 1}),
+        json!({"force_words_ids": [[1]]}),
+        json!({"stop_strings": ["."]}),
+        json!({"token_healing": true}),
+        json!({"guidance_scale": 1.5}),
+        json!({"watermarking_config": {"bias": 2.5}}),
+        json!({"something_new": 1}),
+    ] {
+        write(fields.clone());
+        let name = fields.as_object().and_then(|fields| fields.keys().next()).expect("a field");
+        assert!(told(Config::of_checkpoint(&found)).contains(&format!("`{name}`")), "{fields}");
+        Config::of_checkpoint(&found.clone().allow_unread(true)).expect("a warning");
+    }
+    // As models have it.
+    write(
+        json!({"_from_model_config": true, "bos_token_id": 1, "eos_token_id": [5], "pad_token_id": 0, "do_sample": true, "top_k": 20,
+        "top_p": 0.8, "min_p": 0.0, "repetition_penalty": 1.05, "max_length": 4096, "max_new_tokens": 64, "num_beams": 1,
+        "cache_implementation": "hybrid", "transformers_version": "4.51.0", "guidance_scale": 1.0, "token_healing": false,
+        "stop_strings": null, "trust_remote_code": true, "chat_format": "chatml", "max_window_size": 6144}),
+    );
+    assert_eq!(Config::of_checkpoint(&found).expect("a configuration").eos, [5]);
+}
+
+#[test]
+fn a_text_ends_where_transformers_ends_it_if_no_file_says_so() {
+    let folder = Folder::new();
+    let end =
+        |fields| Config::of_checkpoint(&checkpoint(folder.0.path(), &[], &[], fields)).expect("a configuration").eos;
+    assert_eq!(end(json!({})), [2]);
+    assert_eq!(end(json!({"model_type": "mistral"})), [2]);
+    assert_eq!(end(json!({"model_type": "qwen2"})), [0u32; 0]);
+    assert_eq!(end(json!({"eos_token_id": null})), [0u32; 0]);
+    assert_eq!(end(json!({"eos_token_id": [7, 8]})), [7, 8]);
+    let phi = Config::of_checkpoint(&checkpoint(folder.0.path(), &[], &[], json!({"model_type": "phi3"})))
+        .expect("a configuration");
+    assert_eq!((phi.eos, phi.eps), (vec![32_000], 1e-5));
+}
+
+#[test]
+fn an_adapter_beside_the_weights_is_refused() {
+    let folder = Folder::new();
+    let path = folder.0.path();
+    let found = checkpoint(path, &[], &[], json!({}));
+    let plain = answer(&load_checkpoint(&found).expect("a model"));
+    std::fs::write(path.join("adapter_config.json"), "{}").expect("it is written");
+    let told = told(load_checkpoint(&found));
+    assert!(told.contains("adapter_config.json") && told.contains("merge it into the weights"), "{told}");
+    assert_eq!(answer(&load_checkpoint(&found.allow_unread(true)).expect("a warning")), plain);
 }
 
 /// Cases of each format: `OPARA_CASES` says how many, where more are wanted.

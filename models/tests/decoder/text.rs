@@ -61,6 +61,48 @@ fn truncation_and_padding_that_a_file_keeps_are_not_applied() -> Result<()> {
 }
 
 #[test]
+fn tokens_that_the_settings_add_are_read_as_transformers_reads_them() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, TOKENIZER)?;
+    let with = |tokens: serde_json::Value| {
+        let settings = serde_json::json!({"added_tokens_decoder": tokens});
+        std::fs::write(folder.path().join("tokenizer_config.json"), settings.to_string()).expect("a file");
+        Text::beside(&path)
+    };
+    let tokens = |text: &Text, of: &str| text.encode(of).expect("tokens");
+    let plain = with(serde_json::json!({})).expect("a tokenizer");
+    assert_eq!(tokens(&plain, "hello<s>there"), [1, 3, 2]);
+    // What they say of a token counts more than the tokenizer's file, and others follow its vocabulary.
+    let single = serde_json::json!({"content": "<s>", "special": true, "single_word": true});
+    let new = serde_json::json!({"content": "<new>", "special": false});
+    let text = with(serde_json::json!({"5": new, "3": single})).expect("a tokenizer");
+    assert_eq!(tokens(&text, "hello<s>there"), [1, 4, 4, 4, 2]);
+    assert_eq!(tokens(&text, "hello <s> <new> there"), [1, 3, 5, 2]);
+    assert_eq!(text.decode(&[1, 3, 5]).expect("text"), "hello <new>");
+    for (tokens, expected) in [
+        (serde_json::json!({"9": new}), "`<new>` is token 9 in tokenizer_config.json, and 5"),
+        (serde_json::json!({"7": single}), "`<s>` is token 7 in tokenizer_config.json, and 3"),
+        (serde_json::json!({"x": new}), "token x is not sound"),
+        (serde_json::json!({"5": {"content": 7}}), "token 5 is not sound"),
+    ] {
+        let told = told(with(tokens));
+        assert!(told.contains(expected), "{told}");
+    }
+    Ok(())
+}
+
+#[test]
+fn no_merge_is_left_out_at_random() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    let model = r#"{"type": "BPE", "dropout": 1.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}"#;
+    std::fs::write(&path, format!(r#"{{"version": "1.0", "model": {model}}}"#))?;
+    assert_eq!(Text::beside(&path).expect("a tokenizer").encode("ab").expect("tokens"), [2]);
+    Ok(())
+}
+
+#[test]
 fn texts_begin_and_end_as_the_settings_have_it() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("tokenizer.json");

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use opara_models::tokenizer::guarded;
+use opara_models::tokenizer;
 use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
 use tokenizers::{NormalizerWrapper, PostProcessor, Tokenizer, TruncationDirection};
 
@@ -61,7 +61,7 @@ impl TextTokenizer {
     pub(super) fn trained(path: &Path, settings: TokenizerSettings) -> Result<Self> {
         let failed =
             |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
-        let mut tokenizer = guarded(|| Tokenizer::from_file(path)).map_err(failed)?;
+        let mut tokenizer = tokenizer::open(path).map_err(failed)?;
         // Of a truncation that was saved, transformers keeps the side and asks for a length of its own.
         let saved = tokenizer.get_truncation().map(|truncation| truncation.direction);
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;

@@ -8,7 +8,7 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::TruncationDirection;
 
 use super::file_fields::{read_json, FileFields};
-use super::{EmbedError, Result};
+use super::Result;
 
 /// Names of the module's configuration: earlier versions named it after the model.
 const FILES: [&str; 7] = [
@@ -56,11 +56,6 @@ struct ModuleConfig {
 impl TokenizerSettings {
     /// Those of the transformer in this folder, which has so many positions.
     pub fn read(folder: &Path, positions: usize, unread: Unread) -> Result<Self> {
-        let adapter = folder.join("adapter_config.json");
-        if adapter.is_file() {
-            let advice = "merge it into the weights".into();
-            unread.report(EmbedError::Unsupported { path: adapter, name: "an adapter".into(), advice })?;
-        }
         let module = ModuleConfig::read(folder, unread)?;
         let path = folder.join("tokenizer_config.json");
         let tokenizer: Option<Map<String, Value>> = read_json(&path)?;

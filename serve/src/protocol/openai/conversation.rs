@@ -48,8 +48,13 @@ pub(super) fn conversation(fields: &mut Fields, allows_unread: bool) -> Result<C
     if let Some(name) = names.keys().find(|name| RESERVED.contains(&name.as_str())) {
         return Err(Failure::invalid(format!("`chat_template_kwargs.{name}`: it is no name of a template's own")));
     }
+    let tools = tools(fields, allows_unread)?;
+    // Nothing keeps the model from several calls.
+    if fields.take::<bool>("parallel_tool_calls")? == Some(false) && tools.is_some() {
+        unread("parallel_tool_calls", allows_unread)?;
+    }
     let named = [
-        ("tools", tools(fields, allows_unread)?.map(Value::from)),
+        ("tools", tools.map(Value::from)),
         ("documents", fields.take::<Vec<BTreeMap<String, Value>>>("documents")?.map(Value::from)),
         ("enable_thinking", fields.take::<bool>("enable_thinking")?.map(Value::from)),
         ("reasoning_effort", fields.take::<String>("reasoning_effort")?.map(Value::from)),
@@ -144,7 +149,7 @@ mod tests {
                 {"role": "assistant", "content": [{"type": "text", "text": "a"}], "reasoning_content": "r", "tool_calls": []}],
             "tools": [{"type": "function", "function": {"name": "f", "parameters": {"z": 1, "a": 2}}}], "tool_choice": "auto",
             "documents": [{"title": "t"}], "chat_template_kwargs": {"style": [1]}, "enable_thinking": false,
-            "reasoning_effort": "low", "add_generation_prompt": false}"#;
+            "reasoning_effort": "low", "parallel_tool_calls": true, "add_generation_prompt": false}"#;
         let Conversation { messages, names, end } = of(body)?;
         let told: Vec<String> =
             messages.iter().map(|message| serde_json::to_string(message).unwrap_or_default()).collect();
@@ -198,6 +203,10 @@ mod tests {
             ),
             (json!({"chat_template_kwargs": {"messages": 1}}), "`chat_template_kwargs.messages`"),
             (json!({"chat_template_kwargs": [1]}), "`chat_template_kwargs`"),
+            (
+                json!({"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false}),
+                "`parallel_tool_calls` is not supported",
+            ),
             (json!({"chat_template_kwargs": {"enable_thinking": true}, "enable_thinking": false}), "contradict"),
             (json!({"enable_thinking": "no"}), "`enable_thinking`"),
             (json!({"documents": "d"}), "`documents`"),
