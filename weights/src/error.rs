@@ -111,6 +111,21 @@ pub enum WeightsError {
         fields: Vec<String>,
     },
 
+    /// A weight is packed, and the configuration does not say how.
+    #[error(
+        "`{name}` is quantised in {}, where `{beside}` stands beside it, and the configuration names no quantization. Read are 8-bit \
+         floats with `weight_scale` or `weight_scale_inv`: use such a checkpoint, one of 16-bit floats, or a GGUF file",
+        file.display()
+    )]
+    Packed {
+        /// The weight that the model asks for.
+        name: String,
+        /// A tensor of a quantization.
+        beside: String,
+        /// The weights file, or the index of the shards.
+        file: PathBuf,
+    },
+
     /// An adapter lies beside the weights.
     #[error("{}: an adapter, which is not applied here: merge it into the weights", path.display())]
     Adapter {

@@ -104,11 +104,16 @@ impl Tensors {
     }
 
     fn read(&self, name: &str, shape: Option<&Shape>, dtype: DType, device: &Device) -> candle::Result<Tensor> {
-        let Some(shard) = self.shard(name) else {
+        let shard = self.shard(name);
+        let stored = shard.map(|shard| shard.entry(name)).transpose()?.map(|entry| entry.dtype);
+        if stored.is_none_or(is_integer) && dtype.is_float() {
+            self.check_packed(name)?;
+        }
+        let Some(shard) = shard else {
             return Err(WeightsError::MissingTensor { name: name.to_owned(), file: self.listing.clone() }.into());
         };
         self.unrequested().remove(name);
-        if shard.entry(name)?.dtype != Dtype::F8_E4M3 {
+        if stored != Some(Dtype::F8_E4M3) {
             return Ok(shard.read(name, shape, dtype, device)?);
         }
         let scale = SUFFIXES.map(|suffix| format!("{name}{suffix}"));
@@ -126,6 +131,18 @@ impl Tensors {
         Ok(shard.read_scaled(name, shape, scale, self.quantization.unwrap_or_default(), (dtype, device))?)
     }
 
+    /// Says of a weight that is no floats, or not there, that it is quantised, if what stands beside it says so.
+    fn check_packed(&self, name: &str) -> Result<(), WeightsError> {
+        let layer = name.strip_suffix("weight");
+        let beside = layer.and_then(|layer| {
+            PACKED.iter().map(|of| format!("{layer}{of}")).find(|beside| self.shard_of.contains_key(beside))
+        });
+        match beside {
+            Some(beside) => Err(WeightsError::Packed { name: name.to_owned(), beside, file: self.listing.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// Takes the scales of a weight as requested.
     fn forget_scales(&self, name: &str, scale: &str) {
         let mut unrequested = self.unrequested();
@@ -138,6 +155,24 @@ impl Tensors {
             unrequested.remove(&format!("{attention}.{of}"));
         }
     }
+}
+
+/// Names, in place of `weight`, of what methods of quantization put beside weights, or instead of them: GPTQ and AWQ,
+/// compressed-tensors, bitsandbytes, HQQ, MLX.
+const PACKED: [&str; 9] = [
+    "qweight",
+    "weight_packed",
+    "weight_scale",
+    "weight_scale_inv",
+    "SCB",
+    "weight.absmax",
+    "weight.quant_map",
+    "W_q",
+    "scales",
+];
+
+fn is_integer(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::I8 | Dtype::U8 | Dtype::I16 | Dtype::U16 | Dtype::I32 | Dtype::U32 | Dtype::I64 | Dtype::U64)
 }
 
 /// A `VarBuilder` takes ownership of its backend.

@@ -204,3 +204,33 @@ fn copies_are_told_from_tensors_of_other_values() -> Outcome {
     assert_eq!((loaded.is_copy("a", "b")?, loaded.is_copy("a", "c")?, loaded.is_copy("a", "d")?), (true, false, false));
     Ok(())
 }
+
+#[test]
+fn packed_weights_are_named_where_no_configuration_names_them() -> Outcome {
+    let config = json!({});
+    for (beside, dtype, weight) in [
+        ("qweight", Dtype::I32, None),
+        ("weight_packed", Dtype::I32, None),
+        ("W_q", Dtype::U8, None),
+        ("weight_scale", Dtype::F32, Some((Dtype::I8, [4, 4]))),
+        ("SCB", Dtype::F32, Some((Dtype::I8, [4, 4]))),
+        // Two of 4 bits in one of 8: another shape.
+        ("weight.absmax", Dtype::F32, Some((Dtype::U8, [8, 1]))),
+        ("scales", Dtype::F32, Some((Dtype::U32, [4, 1]))),
+    ] {
+        let other = format!("p.{beside}");
+        let mut tensors: Vec<Stored> = vec![(&other, dtype, &[4], vec![0; 4 * dtype.bitsize() / 8])];
+        if let Some((dtype, shape)) = &weight {
+            tensors.push(("p.weight", *dtype, shape, vec![0; shape[0] * shape[1] * dtype.bitsize() / 8]));
+        }
+        let (_dir, checkpoint) = folder(&config, &tensors)?;
+        let told =
+            checkpoint.weights(DType::F32, &CPU)?.get((4, 4), "p.weight").expect_err("it is refused").to_string();
+        assert!(told.contains("`p.weight` is quantised") && told.contains(&format!("`{other}`")), "{told}");
+    }
+    // Integers with nothing beside them are what they are.
+    let (_dir, checkpoint) = folder(&config, &[("p.weight", Dtype::I8, &[4, 4], vec![0; 16])])?;
+    let told = checkpoint.weights(DType::F32, &CPU)?.get((4, 4), "p.weight").expect_err("it is refused").to_string();
+    assert!(told.contains("dtype I8"), "{told}");
+    Ok(())
+}

@@ -35,6 +35,11 @@ impl Architecture {
         Self::NAMES.iter().find(|(known, _)| *known == name).map(|(_, architecture)| *architecture)
     }
 
+    /// Whether files of GGUF use this name, too: Mistral's are of `llama`.
+    pub(super) fn is_of_gguf(name: &str) -> bool {
+        !matches!(name, "mistral" | "gemma3_text" | "smollm2")
+    }
+
     /// The token that ends a text where no file says so: transformers' default.
     pub(super) fn end(self) -> Option<u32> {
         match self {

@@ -67,6 +67,10 @@ impl Gguf {
             }
         };
         let architecture = Architecture::of(&name)?;
+        if !Architecture::is_of_gguf(&name) {
+            let reason = format!("`general.architecture` is `{name}`, which llama.cpp does not write: the order of its rows is not known");
+            return Err(DecoderError::Gguf { path: path.into(), reason });
+        }
         let (path, device) = (path.to_path_buf(), device.clone());
         Ok(Self { path, header, architecture, name, heads: (1, 1), dtype, device, read: RefCell::default() })
     }
@@ -216,6 +220,9 @@ impl Gguf {
     fn check_metadata(&self, context: usize, unread: Unread) -> Result<()> {
         let read = self.read.borrow();
         let is_unread = |key: &str, value: &Value| {
+            if key == "tokenizer.ggml.suppress_tokens" {
+                return !matches!(value, Value::Array(tokens) if tokens.is_empty());
+            }
             if key == "general.type" {
                 return !matches!(value, Value::String(kind) if kind == "model");
             }

@@ -194,8 +194,18 @@ impl Source<'_> {
 
     /// Refuses what would change tokens and is not read, here or as one of `others`.
     fn check_unread(&self, others: &[&str]) -> Result<()> {
-        const READ: [&str; 8] =
-            ["model", "pre", "tokens", "token_type", "token_type_count", "merges", "add_bos_token", "add_eos_token"];
+        const READ: [&str; 9] = [
+            "model",
+            "pre",
+            "tokens",
+            "token_type",
+            "token_type_count",
+            "merges",
+            "add_bos_token",
+            "add_eos_token",
+            // No token of a prompt is suppressed: who loads the model refuses it.
+            "suppress_tokens",
+        ];
         for key in self.gguf.keys().filter_map(|key| key.strip_prefix(KEYS)) {
             // Tokens by name change no text. A flag that is not set asks for nothing.
             let is_off = self.gguf.flag(&format!("{KEYS}{key}")) == Some(false);

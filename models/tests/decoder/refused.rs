@@ -165,6 +165,7 @@ fn keys_of_a_gguf_file_that_are_not_known_are_refused() {
         ("llama.a_key_of_the_next_version", U32(0)),
         ("adapter.type", Text("lora")),
         ("general.type", Text("adapter")),
+        ("tokenizer.ggml.suppress_tokens", Counts(vec![3])),
     ] {
         let path = with("llama", key, value);
         let told = told(Config::of_gguf(&path));
@@ -194,6 +195,11 @@ fn keys_of_a_gguf_file_that_are_not_known_are_refused() {
             "{key}"
         );
     }
+    let (mut metadata, tensors) = model("llama");
+    metadata.retain(|(key, _)| key != "general.architecture");
+    metadata.push(("general.architecture".into(), Text("mistral")));
+    let mistral = told(open(folder.write("mistral.gguf", &encode(&metadata, &tensors))));
+    assert!(mistral.contains("`general.architecture` is `mistral`"), "{mistral}");
     // llama.cpp divides by the factor where no type is given.
     let scaled = |typed: Option<&'static str>| {
         let (mut metadata, tensors) = model("llama");
