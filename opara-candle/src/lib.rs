@@ -87,7 +87,7 @@ pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
 pub use options::{Numerics, OnStateful, OnUncapturable};
 pub use pipeline::Stage;
-pub use report::{Mode, Report, Rewrite};
+pub use report::{Match, Mode, Report, Rewrite};
 pub use scheduling::Scheduling;
 pub use state::{Carry, Snapshot};
 pub use step::StepExecutor;

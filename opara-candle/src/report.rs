@@ -60,6 +60,18 @@ impl fmt::Display for Rewrite {
     }
 }
 
+/// A rule of rewriting that fits what was recorded, before anything is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Match {
+    /// The rule's name.
+    pub rule: &'static str,
+    /// Number of matches.
+    pub times: usize,
+    /// Number of launches that it would save.
+    pub saved: usize,
+}
+
 impl Mode {
     /// Its name in reports.
     pub fn name(self) -> &'static str {
@@ -110,6 +122,10 @@ pub struct Report {
     pub ops: usize,
     /// The result of each rule of rewriting; empty with [`Numerics::Exact`](crate::Numerics::Exact).
     pub rewrites: Vec<Rewrite>,
+    /// With [`Numerics::Exact`](crate::Numerics::Exact) on a GPU, the rules that fit what was recorded.
+    /// [`Builder::accurate`](crate::Builder::accurate) would replace these launches where that is no less accurate and faster, which nothing
+    /// has computed.
+    pub matches: Vec<Match>,
     /// Was it found in the cache on disk which rules stand? Results of what is rewritten were compared all the same.
     pub rewriting_cached: bool,
     /// Launches that were fused into others.
@@ -204,6 +220,14 @@ impl Report {
         stages.join(", ")
     }
 
+    /// What another choice of numerics would replace.
+    fn matched(&self) -> Option<String> {
+        let saved: usize = self.matches.iter().map(|found| found.saved).sum();
+        let rules: Vec<String> = self.matches.iter().map(|found| format!("{} {}", found.rule, found.times)).collect();
+        let would = format!("would save up to {saved} of these, where no less accurate and faster");
+        (!rules.is_empty()).then(|| format!("{would}: {}", rules.join(", ")))
+    }
+
     fn verification(&self) -> String {
         let inputs = match self.verified_inputs {
             _ if !self.verified => return "not verified".into(),
@@ -242,6 +266,9 @@ impl fmt::Display for Report {
         for rewrite in &self.rewrites {
             row("rewritten", rewrite.to_string())?;
         }
+        if let Some(matched) = self.matched() {
+            row("accurate()", matched)?;
+        }
         if self.rewriting_cached {
             row("rewriting", "as an earlier build decided, from disk; what is rewritten was compared again".into())?;
         }
@@ -270,6 +297,20 @@ impl fmt::Display for Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exact_report_says_what_accurate_would_replace() {
+        let of = |rule, times, saved| Match { rule, times, saved };
+        let exact = Report {
+            mode: Mode::Graph,
+            matches: vec![of("attention", 12, 36), of("convolution", 1, 0)],
+            ..Report::default()
+        };
+        let text = exact.to_string();
+        let row = text.lines().find(|line| line.starts_with("accurate()")).unwrap_or_default();
+        assert!(row.contains("up to 36 of these") && row.ends_with("attention 12, convolution 1"), "{text}");
+        assert!(!Report { mode: Mode::Graph, ..Report::default() }.to_string().contains("accurate()"));
+    }
 
     #[test]
     fn an_eager_report_has_no_rows_of_zeros() {

@@ -13,11 +13,11 @@ mod transposed;
 mod upsampling;
 
 use candle::{DType, Result, Shape, Tensor};
-use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Report};
+use opara_candle::{Builder, Mode, OparaExecutor, Report};
 
 /// A builder that rewrites these small modules whether or not their replays gain from it, and finds nothing of earlier runs.
 fn accurate() -> Builder {
-    OparaExecutor::builder().numerics(Numerics::Accurate).benchmark_challengers(false).kernel_cache(None)
+    OparaExecutor::builder().accurate().benchmark_challengers(false).kernel_cache(None)
 }
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
@@ -81,4 +81,18 @@ fn is_not_faster(report: &Report) -> bool {
 fn is_less_accurate(dtype: DType, report: &Report) -> bool {
     let says = |note: &String| note.contains("mean error") || note.contains("largest error");
     dtype == DType::F32 && report.rewrites.is_empty() && report.notes.iter().any(says)
+}
+
+/// What was recorded and the rules that fit it are the same, whether or not anything is replaced.
+#[test]
+fn an_exact_report_says_which_rules_fit() -> anyhow::Result<()> {
+    let Some(device) = common::gpu() else { return Ok(()) };
+    let weight = noise(1, (64, 64, 3, 3))?.to_device(&device)?;
+    let x = noise(2, (1, 64, 16, 16))?.to_device(&device)?;
+    let module = move |x: &Tensor| x.conv2d(&weight, 1, 1, 1, 1)?.silu();
+    let exact = OparaExecutor::new(module.clone(), &x)?.report();
+    assert!(exact.rewrites.is_empty() && exact.matches.iter().any(|found| found.rule == "convolution"), "{exact}");
+    let rewritten = accurate().build(module, &x)?.report();
+    assert!(rewritten.matches.is_empty(), "{rewritten}");
+    Ok(())
 }

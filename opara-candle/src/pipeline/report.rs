@@ -1,11 +1,16 @@
 //! The report of a plan that replays.
 
+use opara_plan::rewrite::matched;
+use opara_plan::rewrite::rules::Applied;
+
 use super::build::Build;
 use super::fuse::Fused;
 use super::verify::Verified;
 use crate::examples::unvaried_inputs;
+use crate::options::Numerics;
 use crate::prepared::Prepared;
-use crate::report::Report;
+use crate::report::{Match, Report};
+use crate::trace::Trace;
 use crate::Result;
 
 /// Collects the numbers of all stages.
@@ -19,6 +24,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
     let schedule = &instance.plan.schedule;
     let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     let is_verified = build.options.verify;
+    let is_exact = build.device.is_cuda() && build.options.numerics == Numerics::Exact;
     Ok(Report {
         mode: instance.replay.mode(),
         policy: instance.policy.clone(),
@@ -27,6 +33,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         tuning: instance.findings.clone(),
         ops: recorded,
         rewrites: fused.rewrites.clone(),
+        matches: if is_exact { matches(&fused.recorded) } else { Vec::new() },
         rewriting_cached: build.is_kept,
         fused: fused.unfused - fused.trace.ops.len(),
         folded: fused.trace.ops.len() - ops.per_call.len(),
@@ -48,4 +55,10 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         eager_us: examples.iter().map(|e| e.eager_us).fold(f64::INFINITY, f64::min),
         ..Report::default()
     })
+}
+
+/// What other numerics would replace.
+fn matches(recorded: &Trace) -> Vec<Match> {
+    let found = matched(recorded).into_iter();
+    found.map(|(rule, Applied { times, saved })| Match { rule, times, saved }).collect()
 }

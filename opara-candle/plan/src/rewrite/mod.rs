@@ -10,6 +10,7 @@ mod graph;
 mod growth;
 mod inside;
 mod item;
+mod matched;
 mod outcome;
 mod region;
 pub mod rules;
@@ -23,5 +24,6 @@ pub use graph::{
 pub use growth::{Cache, Growth, Recorded, Source};
 pub use inside::{behind, last_of_many, Behind};
 pub use item::{first_item, Item};
+pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, whole, Region, Whole};
