@@ -3,7 +3,7 @@
 use serde_json::Value;
 use tokenizers::ModelWrapper;
 
-use super::bytes::letter;
+use super::byte_letters::letter;
 use super::text::Text;
 
 /// A normalizer makes of so many bytes one at most: of decomposed characters composed ones (Unicode, annex 15).

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use opara_weights::WeightsError;
 
 use super::architecture::Architecture;
-use super::header;
+use super::gguf_types;
 
 /// Why a decoder cannot be loaded or cannot generate.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +62,8 @@ pub enum DecoderError {
     #[error(
         "{}: tensor `{tensor}` is of type {}, which is not read here: use a file with types of {}",
         path.display(),
-        header::name_of(*kind),
-        header::names()
+        gguf_types::name_of(*kind),
+        gguf_types::names()
     )]
     GgufType {
         /// The file.

@@ -5,10 +5,12 @@
 
 mod architecture;
 mod bound;
+mod byte_letters;
 mod bytes;
 mod cache;
 mod config;
 mod conversation;
+mod dependence;
 mod engine;
 mod error;
 mod generate;
@@ -16,6 +18,7 @@ mod generation_config;
 mod gguf;
 mod gguf_file;
 mod gguf_text;
+mod gguf_types;
 mod header;
 mod jinja;
 mod kinds;

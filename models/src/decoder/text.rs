@@ -6,8 +6,8 @@ use opara_weights::Checkpoint;
 use tokenizers::Tokenizer;
 
 use super::conversation::Conversation;
+use super::dependence::Dependence;
 use super::error::{DecoderError, Result};
-use super::pieces::Dependence;
 use super::sentencepiece::Sentencepiece;
 use super::settings::Settings;
 use super::template::Templates;

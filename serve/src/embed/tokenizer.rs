@@ -142,7 +142,7 @@ impl TextTokenizer {
     fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
         let ids = self.encode_one(0, prompt, true)?.ids;
         let ends = ids.last().is_some_and(|last| match &self.kind {
-            Kind::Words(words) => words.is_special(*last),
+            Kind::Words(words) => special_ids(words.tokenizer()).contains(last),
             Kind::Trained(tokenizer) => special_ids(tokenizer).contains(last),
             Kind::Hash { .. } => false,
         });
@@ -204,7 +204,7 @@ fn row(encoding: &tokenizers::Encoding) -> TextRow {
 }
 
 /// The ids of a tokenizer's special tokens.
-pub(super) fn special_ids(tokenizer: &Tokenizer) -> HashSet<u32> {
+fn special_ids(tokenizer: &Tokenizer) -> HashSet<u32> {
     let tokens = tokenizer.get_added_tokens_decoder();
     tokens.into_iter().filter(|(_, token)| token.special).map(|(id, _)| id).collect()
 }

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use tokenizers::{ModelWrapper, NormalizerWrapper, PreTokenizerWrapper, Tokenizer};
 
-use super::tokenizer::special_ids;
-
 /// Words that are kept. Beyond that all are forgotten: frequent ones come back with the next texts.
 const WORDS: usize = 1 << 16;
 
@@ -38,9 +36,9 @@ impl Words {
         &self.around
     }
 
-    /// Is this the id of a special token?
-    pub fn is_special(&self, id: u32) -> bool {
-        special_ids(&self.tokenizer).contains(&id)
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
     }
 
     /// The ids of a text.

@@ -18,7 +18,8 @@ use tokio::sync::Semaphore;
 use crate::model::{Failure, Kind, Place};
 use crate::protocol::{oip_grpc, oip_http, openai, Client, Limits, MessagePlaces};
 
-use super::answer::{Answer, Held};
+use super::activity::Held;
+use super::answer::Answer;
 use super::arrival::{Arrival, Messages, Say};
 
 /// Paths that need no key: probes have none.

@@ -9,8 +9,9 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::model::Place;
+use crate::protocol::MessagePlaces;
 
-use super::answer::Sending;
+use super::sending::Sending;
 
 /// How long a client may take.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +42,7 @@ struct State {
     shutdown: Option<ConnectionShutdown>,
     /// When that was asked for.
     closing: Option<Instant>,
-    answers: Vec<Weak<Sending>>,
+    answers: Vec<Weak<Sending<Held>>>,
     /// Of answers whose last bytes are with the connection.
     unsent: Vec<Place>,
     /// The connection's task.
@@ -114,7 +115,7 @@ impl Activity {
     }
 
     /// An answer is sent from now on.
-    pub fn send(&self, answer: &Arc<Sending>) {
+    pub fn send(&self, answer: &Arc<Sending<Held>>) {
         self.state.lock().answers.push(Arc::downgrade(answer));
     }
 
@@ -187,4 +188,14 @@ impl Drop for Ending {
         drop(state);
         self.0.wake();
     }
+}
+
+/// What an answer holds until it is sent.
+#[derive(Default)]
+pub(super) struct Held {
+    pub place: Place,
+    /// Of a stream of messages.
+    pub messages: Option<Arc<MessagePlaces>>,
+    /// Without it nobody looks at the time.
+    pub underway: Option<Underway>,
 }

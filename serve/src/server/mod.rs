@@ -8,6 +8,7 @@ mod connections;
 mod guard;
 mod load;
 mod routes;
+mod sending;
 mod settings;
 mod telemetry;
 

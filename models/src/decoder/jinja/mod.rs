@@ -1,5 +1,6 @@
 //! Jinja as transformers sets it up for chat templates: minijinja with Python's values, methods and operators.
 
+mod dict;
 mod filters;
 mod methods;
 mod numbers;
@@ -11,7 +12,7 @@ use std::collections::BTreeSet;
 use chrono::NaiveDateTime;
 use minijinja::{AutoEscape, Environment, Error, Value};
 
-pub(super) use self::python::of_json;
+pub(super) use self::dict::of_json;
 
 /// A template, and the environment that it is rendered in.
 pub(super) struct Jinja {
