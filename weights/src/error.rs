@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use candle::DType;
 use hf_hub::api::sync::ApiError;
 
+use crate::fields::FieldError;
+
 /// Why a checkpoint or one of its tensors could not be loaded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -252,6 +254,12 @@ fn listed(names: &[String]) -> String {
     match names.len().saturating_sub(LISTED) {
         0 => first,
         others => format!("{first} and {others} others"),
+    }
+}
+
+impl From<FieldError> for WeightsError {
+    fn from(error: FieldError) -> Self {
+        Self::Config { reason: error.to_string() }
     }
 }
 

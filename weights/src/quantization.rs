@@ -2,11 +2,12 @@
 
 use serde_json::Value;
 
-use crate::fields::{Fields, Harmless};
+use crate::fields::Fields;
+use crate::harmless::Harmless;
 use crate::{Unread, WeightsError};
 
 /// The fields that describe quantised weights: of transformers, of older compressed-tensors, of MLX.
-pub(crate) const NAMES: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
+const NAMES: [&str; 3] = ["quantization_config", "compression_config", "quantization"];
 
 /// Weights of 8-bit floats, each with a scale of its own: one for the tensor, for a row, or for a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,12 +31,11 @@ impl Quantization {
     /// # Errors
     /// [`WeightsError::Quantization`] for a method that is not known, [`WeightsError::UnreadFields`] for a part of a known one.
     pub fn of(config: &Value, unread: Unread) -> Result<Option<Self>, WeightsError> {
-        Self::within(config, DEPTH, unread)
+        // What is no object is its reader's to refuse.
+        Fields::of(config).map_or(Ok(None), |fields| Self::within(&fields, DEPTH, unread))
     }
 
-    fn within(config: &Value, depth: usize, unread: Unread) -> Result<Option<Self>, WeightsError> {
-        let Some(object) = config.as_object() else { return Ok(None) };
-        let all = Fields::of(config);
+    fn within(all: &Fields<&Value>, depth: usize, unread: Unread) -> Result<Option<Self>, WeightsError> {
         for name in NAMES {
             match all.get(name) {
                 Some(Value::Object(_)) => {
@@ -49,17 +49,16 @@ impl Quantization {
                 None => {}
             }
         }
-        let inner =
-            object.iter().filter(|(name, value)| depth > 0 && value.is_object() && !NAMES.contains(&name.as_str()));
+        let inner = all.iter().filter(|(name, value)| depth > 0 && value.is_object() && !NAMES.contains(name));
         for (_, value) in inner {
-            if let Some(found) = Self::within(value, depth - 1, unread)? {
+            if let Some(found) = Self::within(&Fields::of(*value)?, depth - 1, unread)? {
                 return Ok(Some(found));
             }
         }
         Ok(None)
     }
 
-    fn read(name: &str, fields: &Fields, unread: Unread) -> Result<Self, WeightsError> {
+    fn read(name: &str, fields: &Fields<&Value>, unread: Unread) -> Result<Self, WeightsError> {
         let method = fields.text("quant_method")?;
         // Before they had a name, compressed tensors were known by their format.
         let method = method.or(fields.get("format").map(|_| "compressed-tensors"));
@@ -72,19 +71,19 @@ impl Quantization {
     }
 
     /// `fp8` of transformers, DeepSeek, vLLM.
-    fn of_fp8(name: &str, fields: &Fields, unread: Unread) -> Result<Self, WeightsError> {
+    fn of_fp8(name: &str, fields: &Fields<&Value>, unread: Unread) -> Result<Self, WeightsError> {
         if let Some(format) =
             fields.text("fmt")?.filter(|format| !format.starts_with("e4m3") && *format != "float8_e4m3fn")
         {
             return Err(refused(name, "fp8", format!("with fmt {format} is not known: known is e4m3")));
         }
         let block = block(name, fields, "weight_block_size")?;
-        fields.check(&[FP8], unread)?;
+        fields.refuse_unread(&[FP8], unread)?;
         Ok(block)
     }
 
     /// `compressed-tensors` of 8-bit floats.
-    fn of_compressed_tensors(name: &str, fields: &Fields, unread: Unread) -> Result<Self, WeightsError> {
+    fn of_compressed_tensors(name: &str, fields: &Fields<&Value>, unread: Unread) -> Result<Self, WeightsError> {
         let other = |reason: String| Err(refused(name, "compressed-tensors", reason));
         let known = ["float-quantized", "naive-quantized"];
         match fields.text("format")? {
@@ -95,7 +94,12 @@ impl Quantization {
         }
         let mut found = Self::default();
         let groups = fields.inside("config_groups")?;
-        let names = fields.get("config_groups").and_then(Value::as_object).into_iter().flatten().map(|(name, _)| name);
+        let names = fields
+            .get("config_groups")
+            .and_then(|groups| groups.as_object())
+            .into_iter()
+            .flatten()
+            .map(|(name, _)| name);
         for group in names {
             let Some(group) = groups.as_ref().map(|groups| groups.inside(group)).transpose()?.flatten() else {
                 continue;
@@ -115,11 +119,25 @@ impl Quantization {
                     return other(format!("by strategy {strategy} is not known: known are tensor, channel, block"))
                 }
             }
-            weights.check(&[COMPRESSED_WEIGHTS], unread)?;
-            group.check(&[COMPRESSED_GROUP], unread)?;
+            weights.refuse_unread(&[COMPRESSED_WEIGHTS], unread)?;
+            group.refuse_unread(&[COMPRESSED_GROUP], unread)?;
         }
-        fields.check(&[COMPRESSED], unread)?;
+        fields.refuse_unread(&[COMPRESSED], unread)?;
         Ok(found)
+    }
+}
+
+impl Fields<&Value> {
+    /// Refuses what was not read by now and is not harmless, and a quantization that is not known.
+    ///
+    /// # Errors
+    /// [`WeightsError::UnreadFields`], [`WeightsError::Quantization`].
+    pub fn check(&self, harmless: &[Harmless], unread: Unread) -> Result<(), WeightsError> {
+        Quantization::within(self, DEPTH, unread)?;
+        for name in NAMES {
+            self.get(name);
+        }
+        self.refuse_unread(harmless, unread)
     }
 }
 
@@ -150,7 +168,7 @@ const COMPRESSED_WEIGHTS: Harmless = Harmless {
     neutral: &[("actorder", "false"), ("dynamic", "false"), ("symmetric", "true")],
 };
 
-fn block(name: &str, fields: &Fields, field: &str) -> Result<Quantization, WeightsError> {
+fn block(name: &str, fields: &Fields<&Value>, field: &str) -> Result<Quantization, WeightsError> {
     let sizes = fields.parsed(field, "a list of two numbers above 0", |value| {
         let sizes: Option<Vec<u64>> = value.as_array()?.iter().map(Value::as_u64).collect();
         match sizes?[..] {

@@ -80,7 +80,7 @@ impl Config {
     /// # Errors
     /// Fields that are missing, not sound, or not known.
     pub fn from_json(json: &Value, unread: Unread) -> Result<Self, WeightsError> {
-        let fields = Fields::of(json);
+        let fields = Fields::of(json)?;
         if let Some(kind) = fields.text("model_type")?.filter(|kind| *kind != "bert") {
             let reason = format!("`model_type` is `{kind}`, whose layers differ: known is bert");
             return Err(WeightsError::Config { reason });

@@ -136,7 +136,7 @@ impl Config {
 
     /// The same, and what becomes of unknown fields.
     pub(super) fn read(json: &Value, unread: Unread) -> Result<Self> {
-        let outer = Fields::of(json);
+        let outer = Fields::of(json)?;
         let name = outer.text("model_type")?.ok_or_else(|| DecoderError::config("`model_type` is missing"))?;
         let architecture = Architecture::of(name)?;
         // Gemma 3 of 4B and more has the text model's configuration beside that of pictures.
@@ -299,7 +299,7 @@ fn activation_of(name: &str) -> Result<Activation> {
 }
 
 /// The window of each layer.
-fn windows(of: &Fields, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
+fn windows(of: &Fields<&Value>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>> {
     // What transformers assumes of files that do not mention a window.
     let default = match (architecture, of.has("sliding_window")) {
         (Architecture::Mistral | Architecture::Gemma3, false) => Some(4096),
@@ -350,7 +350,7 @@ fn windows(of: &Fields, architecture: Architecture, layers: usize) -> Result<Vec
 
 /// A rotary embedding: `rope_parameters` as transformers writes it since version 5, or the fields before that.
 fn rotary_of(
-    of: &Fields,
+    of: &Fields<&Value>,
     architecture: Architecture,
     head_dim: usize,
     context: usize,
@@ -367,8 +367,10 @@ fn rotary_of(
     if parameters.is_some() && old.is_some() && of.get("rope_parameters") != of.get("rope_scaling") {
         return Err(of.unsound("rope_scaling", "says something else than `rope_parameters`").into());
     }
-    let nothing = Value::Null;
-    let scaling = parameters.or(old).unwrap_or_else(|| Fields::of(&nothing));
+    let scaling = match parameters.or(old) {
+        Some(scaling) => scaling,
+        None => Fields::of(&Value::Null)?,
+    };
     let default = if scope == Rope::Full { 1e6 } else { 1e4 };
     let outer = if scope == Rope::Sliding { "rope_local_base_freq" } else { "rope_theta" };
     let (theta, outer_theta) = (scaling.number("rope_theta")?, of.number(outer)?);

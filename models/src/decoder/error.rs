@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use opara_weights::WeightsError;
+use opara_weights::{FieldError, WeightsError};
 
 use super::architecture::Architecture;
 use super::gguf_types;
@@ -272,6 +272,12 @@ impl From<WeightsError> for DecoderError {
             WeightsError::Config { reason } => Self::Config { reason },
             error => Self::Weights(error),
         }
+    }
+}
+
+impl From<FieldError> for DecoderError {
+    fn from(error: FieldError) -> Self {
+        WeightsError::from(error).into()
     }
 }
 

@@ -62,7 +62,7 @@ impl Config {
     /// Takes the tokens that end a text from `generation_config.json`, if it names any. Fields that are not known are refused, such as
     /// those of tokens that it forbids or forces.
     pub(super) fn end_as(&mut self, generation: &Value, unread: Unread) -> Result<()> {
-        let fields = Fields::of(generation);
+        let fields = Fields::of(generation)?;
         let named = fields.tokens("eos_token_id")?;
         fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
         if !named.is_empty() {

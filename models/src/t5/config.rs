@@ -99,7 +99,7 @@ impl Config {
     /// # Errors
     /// Fields that are not sound, or not known.
     pub fn from_json(json: &Value, unread: Unread) -> Result<Self, WeightsError> {
-        let fields = Fields::of(json);
+        let fields = Fields::of(json)?;
         let kind = fields.text("model_type")?.unwrap_or("t5");
         if kind != "t5" && kind != "mt5" {
             let reason = format!("`model_type` is `{kind}`, whose layers differ: known are t5 and mt5");

@@ -51,7 +51,7 @@ enum Residual {
 
 impl DenseConfig {
     /// The module in this folder, whose configuration is `fields`, over vectors of `width` elements.
-    pub fn of(folder: &Path, mut fields: FileFields, width: usize) -> Result<Self> {
+    pub fn of(folder: &Path, fields: FileFields, width: usize) -> Result<Self> {
         let (in_features, out_features) = (fields.need("in_features")?, fields.need("out_features")?);
         if in_features != width {
             let reason = format!("`in_features` is {in_features}, and the module before gives {width} elements");
@@ -65,7 +65,7 @@ impl DenseConfig {
         }
         let has_bias = fields.take("bias")?.unwrap_or(true);
         let has_residual = fields.take("use_residual")?.unwrap_or(false);
-        let activation = activation(&mut fields)?;
+        let activation = activation(&fields)?;
         fields.finish(&[])?;
         Ok(Self { folder: folder.into(), in_features, out_features, has_bias, has_residual, activation })
     }
@@ -92,7 +92,7 @@ impl DenseConfig {
 }
 
 /// Without a name it is Tanh, as in sentence-transformers.
-fn activation(fields: &mut FileFields) -> Result<Activation> {
+fn activation(fields: &FileFields) -> Result<Activation> {
     let name = fields.take::<Value>("activation_function")?.unwrap_or_else(|| "torch.nn.Tanh".into());
     let class = name.as_str().filter(|name| name.starts_with("torch.nn.")).and_then(|name| name.rsplit('.').next());
     let found = ACTIVATIONS.iter().find(|(known, _)| Some(*known) == class).map(|&(_, activation)| activation);

@@ -1,17 +1,17 @@
-//! The fields of a JSON object: each is read, or refused by name, or a warning names it.
+//! The fields of the object in a file: each is read, or refused by name, or a warning names it.
 
 use std::path::{Path, PathBuf};
 
-use opara_weights::Unread;
+use opara_weights::{FieldError, Fields, Harmless, Unread};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{EmbedError, Result};
 
-/// The fields of a file's object that nobody has read yet. Null is absent.
+/// The fields of a file's object, or of one inside of it.
 pub(super) struct FileFields {
     path: PathBuf,
-    map: Map<String, Value>,
+    fields: Fields<Value>,
     unread: Unread,
 }
 
@@ -23,47 +23,44 @@ impl FileFields {
 
     /// An object within this file.
     pub fn of(path: &Path, map: Map<String, Value>, unread: Unread) -> Self {
-        Self { path: path.to_path_buf(), map, unread }
-    }
-
-    /// The file.
-    pub fn path(&self) -> &Path {
-        &self.path
+        Self { path: path.to_path_buf(), fields: map.into_iter().collect::<Vec<_>>().into(), unread }
     }
 
     /// Reads a field.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>> {
-        match self.map.remove(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => {
-                let wrong = |error: serde_json::Error| self.wrong(format!("`{name}`: {error}"));
-                serde_json::from_value(value).map(Some).map_err(wrong)
-            }
-        }
+    pub fn take<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
+        self.fields.take(name).map_err(|error| self.unsound(&error))
     }
 
     /// Reads a field that has to be there.
-    pub fn need<T: DeserializeOwned>(&mut self, name: &str) -> Result<T> {
-        self.take(name)?.ok_or_else(|| self.wrong(format!("`{name}` is missing")))
+    pub fn need<T: DeserializeOwned>(&self, name: &str) -> Result<T> {
+        self.fields.need(name).map_err(|error| self.unsound(&error))
+    }
+
+    /// Reads a field that is an object; one without fields where it is absent.
+    pub fn object(&self, name: &str) -> Result<Self> {
+        let fields = self.fields.object(name).map_err(|error| self.unsound(&error))?;
+        Ok(Self { path: self.path.clone(), fields, unread: self.unread })
     }
 
     /// Reads a field whose only supported value is this one.
-    pub fn expect(&mut self, name: &str, value: &str) -> Result<()> {
+    pub fn expect(&self, name: &str, value: &str) -> Result<()> {
         match self.take::<Value>(name)? {
-            Some(other) if other != value => self.report(&format!("`{name}` {other}"), &format!("{value:?} is")),
+            Some(other) if other != value => {
+                self.report(&format!("`{}` {other}", self.fields.name(name)), &format!("{value:?} is"))
+            }
             _ => Ok(()),
         }
     }
 
     /// Refuses or warns of the fields that nobody has read, unless they are empty or change no answer.
-    pub fn finish(self, harmless: &[&str]) -> Result<()> {
+    pub fn finish(self, names: &'static [&'static str]) -> Result<()> {
         let is_empty = |value: &Value| match value {
-            Value::Null => true,
             Value::Array(list) => list.is_empty(),
             Value::Object(map) => map.is_empty(),
             _ => false,
         };
-        let mut others = self.map.iter().filter(|(name, value)| !harmless.contains(&name.as_str()) && !is_empty(value));
+        let unread = self.fields.unread(&[Harmless { names, neutral: &[] }]);
+        let mut others = unread.iter().filter(|(_, value)| !is_empty(value));
         others.try_for_each(|(name, value)| {
             self.report(&format!("`{name}` {value}"), "leave the field out if it changes no answer")
         })
@@ -82,6 +79,10 @@ impl FileFields {
     /// The error of a file that is not sound.
     pub fn wrong(&self, reason: String) -> EmbedError {
         EmbedError::File { path: self.path.clone(), reason }
+    }
+
+    fn unsound(&self, error: &FieldError) -> EmbedError {
+        self.wrong(error.to_string())
     }
 }
 

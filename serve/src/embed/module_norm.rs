@@ -22,7 +22,7 @@ pub(super) struct NormConfig {
 
 impl NormConfig {
     /// The module in this folder, whose configuration is `fields`, over vectors of `width` elements.
-    pub fn of(folder: &Path, mut fields: FileFields, width: usize) -> Result<Self> {
+    pub fn of(folder: &Path, fields: FileFields, width: usize) -> Result<Self> {
         let dimension: usize = fields.need("dimension")?;
         if dimension != width {
             return Err(

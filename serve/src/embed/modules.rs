@@ -58,7 +58,7 @@ pub(super) fn list(folder: &Path, unread: Unread) -> Result<Option<Vec<Entry>>> 
     };
     let mut names = HashSet::new();
     let mut entry = |map| {
-        let mut fields = FileFields::of(&path, map, unread);
+        let fields = FileFields::of(&path, map, unread);
         let (class, at): (String, PathBuf) = (fields.need("type")?, fields.need("path")?);
         if let Some(name) = fields.take::<String>("name")? {
             if !names.insert(name.clone()) {
@@ -177,7 +177,7 @@ impl Modules {
             }
             Some("Normalize") => {
                 // Before version 6 it had no file. Other fields are not its own: it may share a folder.
-                if let Some(mut fields) = FileFields::read(&entry.folder.join("config.json"), unread)? {
+                if let Some(fields) = FileFields::read(&entry.folder.join("config.json"), unread)? {
                     fields.expect("module_input_name", "sentence_embedding")?;
                     fields.expect("module_output_name", "sentence_embedding")?;
                 }

@@ -59,7 +59,7 @@ enum Names {
 
 impl Pooling {
     /// The module of this configuration, over vectors of `width` elements.
-    pub(super) fn of(mut fields: FileFields, width: usize) -> Result<Self> {
+    pub(super) fn of(fields: FileFields, width: usize) -> Result<Self> {
         for name in ["embedding_dimension", "word_embedding_dimension"] {
             if let Some(other) = fields.take::<usize>(name)?.filter(|&other| other != width) {
                 return Err(fields.wrong(format!("`{name}` is {other}, and the model's vectors have {width} elements")));

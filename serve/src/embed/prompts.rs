@@ -45,7 +45,7 @@ pub(super) struct SentenceConfig {
 impl SentenceConfig {
     /// The file in this folder; nothing if there is none.
     pub fn read(folder: &Path, unread: Unread) -> Result<Self> {
-        let Some(mut fields) = FileFields::read(&folder.join("config_sentence_transformers.json"), unread)? else {
+        let Some(fields) = FileFields::read(&folder.join("config_sentence_transformers.json"), unread)? else {
             return Ok(Self::default());
         };
         fields.expect("model_type", "SentenceTransformer")?;

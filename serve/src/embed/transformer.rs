@@ -22,7 +22,7 @@ const FILES: [&str; 7] = [
 ];
 
 /// Arguments of loading that change no answer, or only its precision.
-const HARMLESS_ARGUMENTS: [&str; 8] = [
+const HARMLESS_ARGUMENTS: &[&str] = &[
     "trust_remote_code",
     "torch_dtype",
     "dtype",
@@ -59,7 +59,7 @@ impl TokenizerSettings {
         let module = ModuleConfig::read(folder, unread)?;
         let path = folder.join("tokenizer_config.json");
         let tokenizer: Option<Map<String, Value>> = read_json(&path)?;
-        let mut fields = FileFields::of(&path, tokenizer.clone().unwrap_or_default(), unread);
+        let fields = FileFields::of(&path, tokenizer.clone().unwrap_or_default(), unread);
         let side = match fields.take::<String>("truncation_side")?.as_deref() {
             None => None,
             Some("left") => Some(TruncationDirection::Left),
@@ -75,13 +75,13 @@ impl TokenizerSettings {
         if limit == 0 {
             return Err(fields.wrong("texts may have 0 tokens".into()));
         }
-        let normalizer = if tokenizer.is_some() { normalizer(&mut fields)? } else { None };
+        let normalizer = if tokenizer.is_some() { normalizer(&fields)? } else { None };
         Ok(Self { limit, lower_case: module.lower_case, normalizer, side })
     }
 }
 
 /// transformers' tokenizer of BERTs has a normalizer of its own, whatever `tokenizer.json` says.
-fn normalizer(fields: &mut FileFields) -> Result<Option<BertNormalizer>> {
+fn normalizer(fields: &FileFields) -> Result<Option<BertNormalizer>> {
     let class = fields.take::<String>("tokenizer_class")?;
     if !matches!(class.as_deref(), None | Some("BertTokenizer" | "BertTokenizerFast")) {
         return Ok(None);
@@ -95,13 +95,11 @@ impl ModuleConfig {
     fn read(folder: &Path, unread: Unread) -> Result<Self> {
         let mut read = FILES.iter().map(|name| FileFields::read(&folder.join(name), unread));
         let found = read.find(|read| !matches!(read, Ok(None)));
-        let Some(mut fields) = found.transpose()?.flatten() else { return Ok(Self::default()) };
+        let Some(fields) = found.transpose()?.flatten() else { return Ok(Self::default()) };
         fields.expect("transformer_task", "feature-extraction")?;
         fields.expect("module_output_name", "token_embeddings")?;
-        let path = fields.path().to_path_buf();
-        let part = |map: Option<Map<String, Value>>| FileFields::of(&path, map.unwrap_or_default(), unread);
-        let mut modalities = part(fields.take("modality_config")?);
-        let mut text = part(modalities.take("text")?);
+        let modalities = fields.object("modality_config")?;
+        let text = modalities.object("text")?;
         text.expect("method", "forward")?;
         let is_last = |name: &Value| *name == "last_hidden_state" || *name == serde_json::json!(["last_hidden_state"]);
         if let Some(name) = text.take::<Value>("method_output_name")?.filter(|name| !is_last(name)) {
@@ -111,10 +109,10 @@ impl ModuleConfig {
         modalities.finish(&[])?;
         let mut limit = fields.take("max_seq_length")?;
         for name in ["model_args", "model_kwargs", "config_args", "config_kwargs"] {
-            part(fields.take(name)?).finish(&HARMLESS_ARGUMENTS)?;
+            fields.object(name)?.finish(HARMLESS_ARGUMENTS)?;
         }
         for name in ["tokenizer_args", "processor_kwargs"] {
-            let mut arguments = part(fields.take(name)?);
+            let arguments = fields.object(name)?;
             // It counts more than `max_seq_length`.
             limit = arguments.take("model_max_length")?.or(limit);
             arguments.finish(&["trust_remote_code", "use_fast"])?;

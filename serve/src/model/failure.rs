@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use opara_models::decoder::DecoderError;
+use opara_weights::FieldError;
 
 use crate::batch;
 use crate::embed::EmbedError;
@@ -110,6 +111,12 @@ impl From<batch::Error> for Failure {
             _ => None,
         };
         Self { kind, message: error.to_string(), retry_after }
+    }
+}
+
+impl From<FieldError> for Failure {
+    fn from(error: FieldError) -> Self {
+        Self::invalid(error.to_string())
     }
 }
 

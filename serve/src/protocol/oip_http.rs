@@ -6,12 +6,13 @@ use axum::http::{header, HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use opara_weights::Harmless;
 use serde_json::{json, Value};
 
 use crate::batch::Stage;
 use crate::model::{self, Failure, Kind, Result};
 
-use super::fields::{Fields, Unread};
+use super::fields::{of_body, Fields, Unread};
 use super::service::Service;
 use super::{oip_json, EXTENSIONS, HARMLESS_TO_MODELS, MODEL_VERSION, NAME, VERSION};
 
@@ -130,7 +131,7 @@ fn json_length(value: &HeaderValue) -> Result<usize> {
 }
 
 async fn index(State(service): State<Service>, request: Request) -> Response {
-    let only_ready = match control_fields(&service, request, |fields| fields.take("ready")).await {
+    let only_ready = match control_fields(&service, request, |fields| Ok(fields.take("ready")?)).await {
         Ok(ready) => ready.flatten().unwrap_or(false),
         Err(failure) => return refusal(&failure),
     };
@@ -146,23 +147,26 @@ async fn index(State(service): State<Service>, request: Request) -> Response {
 async fn control_fields<T>(
     service: &Service,
     request: Request,
-    read: impl FnOnce(&mut Fields) -> Result<T>,
+    read: impl FnOnce(&Fields) -> Result<T>,
 ) -> Result<Option<T>> {
     let (parts, body) = request.into_parts();
     let body = service.body(&parts, body).await?;
     if body.trim_ascii().is_empty() {
         return Ok(None);
     }
-    let mut fields = Fields::of_body(&body)?;
-    let taken = read(&mut fields)?;
-    fields.finish(Unread { is_allowed: service.limits.allows_unread, ..Unread::default() })?;
+    let fields = of_body(&body)?;
+    let taken = read(&fields)?;
+    Unread { is_allowed: service.limits.allows_unread, ..Unread::default() }.check(&fields)?;
     Ok(Some(taken))
 }
 
 /// Refuses parameters of loading and unloading.
 async fn refuse_parameters(service: &Service, request: Request) -> Result<()> {
-    let unread = Unread { harmless: HARMLESS_TO_MODELS, neutral: &[], is_allowed: service.limits.allows_unread };
-    control_fields(service, request, |fields| fields.object("parameters")?.finish(unread)).await.map(|_| ())
+    let unread = Unread {
+        harmless: Harmless { names: HARMLESS_TO_MODELS, neutral: &[] },
+        is_allowed: service.limits.allows_unread,
+    };
+    control_fields(service, request, |fields| unread.check(&fields.object("parameters")?)).await.map(|_| ())
 }
 
 async fn load(State(service): State<Service>, target: Target, request: Request) -> Response {

@@ -1,13 +1,14 @@
 //! Bodies of the Open Inference Protocol over HTTP: JSON, and tensors as bytes behind it.
 
 use bytes::Bytes;
+use opara_weights::Harmless;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::embed::TextOptions;
 use crate::model::{Datatype, Failure, Kind, Result, Tensor, TensorSpec, Values};
 
-use super::fields::{Fields, Unread};
+use super::fields::{of_body, Fields, Unread};
 use super::raw;
 
 /// Parameters of a request, an input or an output that change no answer: models of this server have no state, and their tensors one
@@ -49,8 +50,8 @@ impl Request {
         }
         let json = body.split_to(json_bytes);
         let limit = json.len() + body.len();
-        let mut fields = Fields::of_body(&json)?;
-        let unread = Unread { harmless: HARMLESS, neutral: &[], is_allowed: allows_unread };
+        let fields = of_body(&json)?;
+        let unread = Unread { harmless: Harmless { names: HARMLESS, neutral: &[] }, is_allowed: allows_unread };
         let id = fields.take("id")?;
         let inputs = fields.objects("inputs")?.ok_or_else(|| Failure::invalid("`inputs` is missing"))?;
         let inputs = inputs.into_iter().map(|input| Input::read(input, unread)?.tensor(&mut body, limit));
@@ -58,50 +59,50 @@ impl Request {
         if !body.is_empty() {
             return Err(Failure::invalid(format!("the body has {} bytes that belong to no input", body.len())));
         }
-        let mut parameters = fields.object("parameters")?;
+        let parameters = fields.object("parameters")?;
         let timeout = parameters.take("timeout")?;
         let is_binary = parameters.take("binary_data_output")?.unwrap_or(false);
         let (prompt, name) = (parameters.take("prompt")?, parameters.take("prompt_name")?);
         let options = TextOptions::of(prompt, name, parameters.take("truncate")?)?;
-        parameters.finish(unread)?;
+        unread.check(&parameters)?;
         let outputs = fields.objects("outputs")?.unwrap_or_default();
         let outputs = outputs.into_iter().map(|output| asked(output, is_binary, unread)).collect::<Result<_>>()?;
-        fields.finish(Unread { harmless: &[], ..unread })?;
+        Unread { harmless: Harmless::default(), ..unread }.check(&fields)?;
         Ok(Self { id, timeout, options, inputs, outputs, is_binary })
     }
 }
 
 /// The name of an output, and whether it is to be bytes.
-fn asked(mut output: Fields, is_binary: bool, unread: Unread) -> Result<(String, bool)> {
+fn asked(output: Fields, is_binary: bool, unread: Unread) -> Result<(String, bool)> {
     let name = output.need("name")?;
-    let mut parameters = output.object("parameters")?;
+    let parameters = output.object("parameters")?;
     if parameters.take::<u64>("classification")?.unwrap_or(0) > 0 {
         return Err(Failure::new(Kind::Unimplemented, "the classification extension is not offered"));
     }
-    refuse_shared_memory(&mut parameters)?;
+    refuse_shared_memory(&parameters)?;
     let is_binary = parameters.take("binary_data")?.unwrap_or(is_binary);
-    parameters.finish(unread)?;
-    output.finish(Unread { harmless: &[], ..unread })?;
+    unread.check(&parameters)?;
+    Unread { harmless: Harmless::default(), ..unread }.check(&output)?;
     Ok((name, is_binary))
 }
 
-fn refuse_shared_memory(parameters: &mut Fields) -> Result<()> {
+fn refuse_shared_memory(parameters: &Fields) -> Result<()> {
     let fields = ["shared_memory_region", "shared_memory_byte_size", "shared_memory_offset"];
-    match fields.into_iter().any(|field| parameters.take_raw(field).is_some()) {
+    match fields.into_iter().any(|field| parameters.get(field).is_some()) {
         true => Err(Failure::new(Kind::Unimplemented, "shared memory is not offered")),
         false => Ok(()),
     }
 }
 
 impl Input {
-    fn read(mut input: Fields, unread: Unread) -> Result<Self> {
+    fn read(input: Fields, unread: Unread) -> Result<Self> {
         let (name, shape, datatype) = (input.need("name")?, input.need("shape")?, input.need("datatype")?);
-        let mut parameters = input.object("parameters")?;
-        refuse_shared_memory(&mut parameters)?;
+        let parameters = input.object("parameters")?;
+        refuse_shared_memory(&parameters)?;
         let binary_bytes = parameters.take("binary_data_size")?;
-        parameters.finish(unread)?;
+        unread.check(&parameters)?;
         let data = input.take("data")?;
-        input.finish(Unread { harmless: &[], ..unread })?;
+        Unread { harmless: Harmless::default(), ..unread }.check(&input)?;
         Ok(Self { name, shape, datatype, binary_bytes, data })
     }
 

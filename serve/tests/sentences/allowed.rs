@@ -75,7 +75,13 @@ fn what_is_allowed_is_passed_over_and_named() -> Result<()> {
             json!({"max_seq_length": 32}),
             json!({"max_seq_length": 32, "model_args": {"revision": "x"}, "query_length": 8, "transformer_task": "fill-mask",
                 "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}, "image": {"method": "x"}}}),
-            &["`revision`", "`query_length` 8", "`transformer_task`", "`method_output_name`", "`image`"],
+            &[
+                "`model_args.revision`",
+                "`query_length` 8",
+                "`transformer_task`",
+                "`method_output_name`",
+                "`modality_config.image`",
+            ],
         ),
         (
             "config_sentence_transformers.json",

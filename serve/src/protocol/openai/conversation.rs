@@ -37,7 +37,7 @@ struct Function {
 }
 
 /// Takes the fields that are a conversation's. With `allows_unread` a choice of tools that is not supported is ignored.
-pub(super) fn conversation(fields: &mut Fields, allows_unread: bool) -> Result<Conversation> {
+pub(super) fn conversation(fields: &Fields, allows_unread: bool) -> Result<Conversation> {
     let messages: Vec<Message> = fields.need("messages")?;
     if messages.is_empty() {
         return Err(Failure::invalid("`messages` is empty"));
@@ -69,7 +69,7 @@ pub(super) fn conversation(fields: &mut Fields, allows_unread: bool) -> Result<C
 }
 
 /// Where the prompt ends.
-fn end(fields: &mut Fields) -> Result<PromptEnd> {
+fn end(fields: &Fields) -> Result<PromptEnd> {
     let asks = fields.take::<bool>("add_generation_prompt")?;
     match (fields.take::<bool>("continue_final_message")?, asks) {
         (Some(true), Some(true)) => {
@@ -82,7 +82,7 @@ fn end(fields: &mut Fields) -> Result<PromptEnd> {
 }
 
 /// Functions that the model may call. The text that it calls them by is its answer.
-fn tools(fields: &mut Fields, allows_unread: bool) -> Result<Option<Vec<Value>>> {
+fn tools(fields: &Fields, allows_unread: bool) -> Result<Option<Vec<Value>>> {
     let choice = fields.take::<Value>("tool_choice")?;
     let calls = match choice.as_ref().map(Value::as_str) {
         None | Some(Some("auto")) => true,
@@ -123,13 +123,13 @@ mod tests {
     use opara_models::decoder::Text;
     use serde_json::json;
 
-    use super::super::super::fields::Fields;
+    use super::super::super::fields::{of_body, Unread};
     use super::*;
 
     fn of(body: &str) -> Result<Conversation> {
-        let mut fields = Fields::of_body(body.as_bytes())?;
-        let conversation = conversation(&mut fields, false)?;
-        fields.finish(Default::default())?;
+        let fields = of_body(body.as_bytes())?;
+        let conversation = conversation(&fields, false)?;
+        Unread::default().check(&fields)?;
         Ok(conversation)
     }
 

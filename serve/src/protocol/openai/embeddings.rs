@@ -4,13 +4,14 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use base64::prelude::{Engine as _, BASE64_STANDARD};
+use opara_weights::Harmless;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Stage;
 use crate::embed::{TextOptions, TextRow};
 use crate::model::{Embeddings, Failure, Result, Texts};
 
-use super::super::fields::{Fields, Unread};
+use super::super::fields::{of_body, Unread};
 use super::super::service::Service;
 use super::{refusal, HARMLESS, PROTOCOL};
 
@@ -25,14 +26,14 @@ struct Body {
 
 impl Body {
     fn read(bytes: &[u8], allows_unread: bool) -> Result<Self> {
-        let mut fields = Fields::of_body(bytes)?;
+        let fields = of_body(bytes)?;
         let (model, input) = (fields.need("model")?, fields.need("input")?);
         let format = fields.take("encoding_format")?.unwrap_or_default();
         let dimensions = fields.take("dimensions")?;
         let (prompt, name) = (fields.take("prompt")?, fields.take("prompt_name")?);
         let options = TextOptions::of(prompt, name, fields.take("truncate")?)?;
-        let neutral = &[("add_special_tokens", "true")];
-        fields.finish(Unread { harmless: HARMLESS, neutral, is_allowed: allows_unread })?;
+        let harmless = Harmless { names: HARMLESS, neutral: &[("add_special_tokens", "true")] };
+        Unread { harmless, is_allowed: allows_unread }.check(&fields)?;
         Ok(Self { model, input, format, dimensions, options })
     }
 }

@@ -1,12 +1,13 @@
 //! The bodies of requests for texts.
 
 use opara_candle::ops::Sampling;
+use opara_weights::Harmless;
 use serde::Deserialize;
 
 use crate::generate::{Prompt, Wanted};
 use crate::model::{Failure, Result};
 
-use super::super::fields::{Fields, Unread};
+use super::super::fields::{of_body, Fields, Unread};
 use super::conversation::conversation;
 use super::HARMLESS;
 
@@ -80,9 +81,9 @@ pub(super) struct Asked {
 impl Asked {
     /// Reads a body. With `allows_unread` fields that are not supported are ignored.
     pub fn read(bytes: &[u8], form: Form, allows_unread: bool) -> Result<Self> {
-        let mut fields = Fields::of_body(bytes)?;
+        let fields = of_body(bytes)?;
         let model = fields.need("model")?;
-        let (sampling, tokens) = (sampling(&mut fields)?, tokens(&mut fields, form)?);
+        let (sampling, tokens) = (sampling(&fields)?, tokens(&fields, form)?);
         let stops = stops(fields.take("stop")?)?;
         let least = fields.take::<usize>("min_tokens")?.unwrap_or(0);
         if tokens.is_some_and(|most| least > most) {
@@ -91,19 +92,20 @@ impl Asked {
         let ends = fields.take("stop_token_ids")?.unwrap_or_default();
         let ignores_ends = fields.take("ignore_eos")?.unwrap_or(false);
         let is_streamed = fields.take("stream")?.unwrap_or(false);
-        let has_usage = usage(&mut fields, is_streamed, allows_unread)?;
+        let has_usage = usage(&fields, is_streamed, allows_unread)?;
         let prompt = match form {
             Form::Text => one(fields.need("prompt")?)?,
-            Form::Chat => Prompt::Chat(conversation(&mut fields, allows_unread)?),
+            Form::Chat => Prompt::Chat(conversation(&fields, allows_unread)?),
         };
-        fields.finish(Unread { harmless: HARMLESS, neutral: NEUTRAL, is_allowed: allows_unread })?;
+        Unread { harmless: Harmless { names: HARMLESS, neutral: NEUTRAL }, is_allowed: allows_unread }
+            .check(&fields)?;
         let wanted = Wanted { tokens, least, sampling, stops, ends, ignores_ends, tenant: 0, is_streamed };
         Ok(Self { model, prompt, wanted, has_usage })
     }
 }
 
-fn sampling(fields: &mut Fields) -> Result<Sampling> {
-    let mut within = |name: &str, default: f32, min: f32, max: f32| match fields.take(name)?.unwrap_or(default) {
+fn sampling(fields: &Fields) -> Result<Sampling> {
+    let within = |name: &str, default: f32, min: f32, max: f32| match fields.take(name)?.unwrap_or(default) {
         value if (min..=max).contains(&value) => Ok(value),
         value => Err(Failure::invalid(format!("`{name}` is {value}, and must be from {min} to {max}"))),
     };
@@ -122,7 +124,7 @@ fn sampling(fields: &mut Fields) -> Result<Sampling> {
 }
 
 /// OpenAI's default for texts is 16, and for conversations what the context has left.
-fn tokens(fields: &mut Fields, form: Form) -> Result<Option<usize>> {
+fn tokens(fields: &Fields, form: Form) -> Result<Option<usize>> {
     let (most, newer) = (fields.take("max_tokens")?, fields.take("max_completion_tokens")?);
     match newer.or(most) {
         Some(0) => Err(Failure::invalid("at least one token must be asked for: `max_tokens` is 0")),
@@ -132,15 +134,15 @@ fn tokens(fields: &mut Fields, form: Form) -> Result<Option<usize>> {
 }
 
 /// Whether a stream tells the numbers of tokens at its end.
-fn usage(fields: &mut Fields, is_streamed: bool, allows_unread: bool) -> Result<bool> {
-    let mut options = fields.object("stream_options")?;
+fn usage(fields: &Fields, is_streamed: bool, allows_unread: bool) -> Result<bool> {
+    let options = fields.object("stream_options")?;
     if !options.is_empty() && !is_streamed {
         return Err(Failure::invalid("`stream_options` is for streams alone: set `stream`"));
     }
     let has_usage = options.take("include_usage")?.unwrap_or(false);
     // The former pads chunks against who measures them.
-    let (harmless, neutral) = (&["include_obfuscation"][..], &[("continuous_usage_stats", "false")][..]);
-    options.finish(Unread { harmless, neutral, is_allowed: allows_unread })?;
+    let harmless = Harmless { names: &["include_obfuscation"], neutral: &[("continuous_usage_stats", "false")] };
+    Unread { harmless, is_allowed: allows_unread }.check(&options)?;
     Ok(has_usage)
 }
 
