@@ -1,17 +1,21 @@
 //! Decoders compared with transformers on the same weights, and their steps with whole passes.
 
+mod damaged;
 mod ends;
 mod generation;
 mod gguf;
 mod gguf_text;
+mod made_checkpoint;
+mod made_gguf;
 mod pieces;
-mod refused;
+mod refused_checkpoint;
+mod refused_gguf;
 mod sentencepiece;
 mod templates;
 mod text;
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle::{DType, Device, Result, Tensor};
 use opara_models::decoder::{Config, Decoder};
@@ -76,6 +80,27 @@ fn logits(model: &Decoder, ids: &Tensor, parts: &[usize]) -> Result<Tensor> {
         cache = cache.at(at)?;
     }
     Tensor::cat(&logits, 1)
+}
+
+/// Logits of a few tokens.
+fn answer(model: &Decoder) -> Vec<f32> {
+    let ids = Tensor::new(&[[1u32, 7, 30, 2, 9]], CPU).expect("tokens");
+    let given = logits(model, &ids, &[5]).expect("logits");
+    given.flatten_all().and_then(|logits| logits.to_vec1()).expect("floats")
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder"))
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.path().join(name);
+        std::fs::write(&path, bytes).expect("it is written");
+        path
+    }
 }
 
 #[test]

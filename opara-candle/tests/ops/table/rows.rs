@@ -1,0 +1,73 @@
+//! Operators of whole rows.
+
+use opara_candle::ops::{self, Activation};
+
+use super::{case, floats, Case, Sizes};
+
+pub(super) fn cases() -> Vec<Case> {
+    let all = |[b, n, m, _]: Sizes| vec![b, n, m];
+    let heads = |[b, n, m, k]: Sizes| floats(&[&[b, 2, n, m], &[b, 2, k, m], &[b, 2, k, m], &[b, 1, 1, k]]);
+    vec![
+        case("softmax_last_dim", |[b, n, m, _]| floats(&[&[b, n, m]]), all, |t| ops::softmax_last_dim(&t[0])),
+        case(
+            "add_softmax",
+            |[b, n, m, _]| floats(&[&[b, n, m], &[b, 1, m]]),
+            all,
+            |t| ops::add_softmax(&t[0], Some(&t[1])),
+        ),
+        case(
+            "layer_norm",
+            |[b, n, m, _]| floats(&[&[b, n, m], &[m], &[m]]),
+            all,
+            |t| ops::layer_norm(&t[0], &t[1], &t[2], 1e-3),
+        ),
+        case(
+            "add_layer_norm",
+            |[b, n, m, _]| floats(&[&[b, n, m], &[m], &[b, n, m], &[m], &[m]]),
+            all,
+            |t| ops::add_layer_norm(&t[0], Some(&t[1]), &t[2], &t[3], &t[4], 1e-3),
+        ),
+        case("rms_norm", |[b, n, m, _]| floats(&[&[b, n, m], &[m]]), all, |t| ops::rms_norm(&t[0], &t[1], 1e-3)),
+        Case {
+            name: "add_rms_norm",
+            operands: Box::new(|[b, n, m, _]| floats(&[&[b, n, m], &[b, n, m], &[m]])),
+            results: Box::new(|[b, n, m, _]| vec![vec![b, n, m]; 2]),
+            run: Box::new(|t| {
+                let (sum, normed) = ops::add_rms_norm(&t[0], &t[1], &t[2], 1e-3)?;
+                Ok(vec![sum, normed])
+            }),
+        },
+        case(
+            "group_norm",
+            |[b, n, m, k]| floats(&[&[b, 2 * n, m, k], &[2 * n], &[2 * n]]),
+            |[b, n, m, k]| vec![b, 2 * n, m, k],
+            |t| ops::group_norm(&t[0], &t[1], &t[2], 2, 1e-3, Activation::Silu),
+        ),
+        case(
+            "attention",
+            heads,
+            |[b, n, m, _]| vec![b, 2, n, m],
+            |t| ops::attention(&t[0], &t[1], &t[2], Some(&t[3]), 0.5),
+        ),
+        case(
+            "attention",
+            |[b, n, m, k]| floats(&[&[b, 4, n, m], &[b, 2, k, m], &[b, 2, k, m]]),
+            |[b, n, m, _]| vec![b, 4, n, m],
+            |t| ops::attention(&t[0], &t[1], &t[2], None, 1.),
+        ),
+        case(
+            "mean_keepdim",
+            |[b, n, m, _]| floats(&[&[b, n, m]]),
+            |[b, _, m, _]| vec![b, 1, m],
+            |t| ops::mean_keepdim(&t[0], 1),
+        ),
+        case(
+            "sum_keepdim",
+            |[b, n, m, _]| floats(&[&[b, n, m]]),
+            |[b, _, m, _]| vec![b, 1, m],
+            |t| ops::sum_keepdim(&t[0], 1),
+        ),
+        case("argmax", |[b, n, m, _]| floats(&[&[b, n, m]]), |[b, n, ..]| vec![b, n], |t| ops::argmax(&t[0], 2)),
+        case("argmax", |[b, n, m, _]| floats(&[&[b, n, m]]), |[b, _, m, _]| vec![b, m], |t| ops::argmax(&t[0], 1)),
+    ]
+}
