@@ -1,102 +1,96 @@
-//! The order of the modules: none imports one above it, and no files import each other in a circle.
+//! The order of the rooms: in every crate each file has a row in ARCHITECTURE.md, none imports what is in a row above its own,
+//! and no files import each other in a circle.
 
 mod imports;
+mod source;
+mod table;
+mod tokens;
 mod unsafe_code;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
-use imports::{Imports, Module};
-use petgraph::algo::tarjan_scc;
-use petgraph::graphmap::DiGraphMap;
+use imports::Imports;
+use source::files;
+use table::{told, Rooms};
 
-/// The top-level modules of this crate from the bottom to the top; modules of one row are on one level.
-const ROOMS: &[&[&str]] = &[
-    &["kernel_catalog", "latency", "stopwatch", "disk_cache"],
-    &["trace"],
-    &["error"],
-    &["graph", "device"],
-    &["memory", "duration"],
-    &["optimize", "profile"],
-    &["fusion", "rewrite", "schedule", "timeline"],
-    &["check"],
-    &["prepared"],
-    &["simulate"],
-    &["tune"],
+/// The crates, each with its source folder.
+const CRATES: [(&str, &str); 9] = [
+    ("opara-candle", "opara-candle/src"),
+    ("opara-plan", "opara-candle/plan/src"),
+    ("opara-models", "models/src"),
+    ("opara-weights", "weights/src"),
+    ("opara-cli", "cli/src"),
+    ("opara-peers", "peers/src"),
+    ("opara-serve", "serve/src"),
+    ("opara-ballista", "cluster/ballista/src"),
+    ("opara-examples", "src"),
 ];
 
-/// Files of `opara-candle` that still import each other in a circle. The list may only become shorter.
-const CIRCLES: &[&[&str]] = &[];
+/// What still breaks the order, a line each.
+const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-fn source(folder: &str) -> std::io::Result<Imports> {
-    Imports::of(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Sets of modules that import each other.
-fn circles(Imports(imports): &Imports) -> Vec<BTreeSet<String>> {
-    let mut graph = DiGraphMap::<&Module, ()>::new();
-    for (module, targets) in imports {
-        graph.add_node(module);
-        for target in targets {
-            graph.add_edge(module, target, ());
+/// What breaks the order in a crate.
+fn broken(page: &str, name: &str, folder: &str) -> io::Result<BTreeSet<String>> {
+    let files = files(&repository().join(folder))?;
+    let imports = Imports::of(&files);
+    let Some(rooms) = Rooms::of(page, name) else { return Ok([format!("{name}: no table")].into()) };
+    let mut found: BTreeSet<String> =
+        rooms.unused(files.keys()).into_iter().map(|room| format!("{name}: no file in {room}")).collect();
+    for (file, targets) in &imports.0 {
+        let Some(row) = rooms.row(file) else {
+            found.insert(format!("{name}: no row for {}", told(file)));
+            continue;
+        };
+        for target in targets.iter().filter(|target| rooms.row(target).is_some_and(|other| other < row)) {
+            found.insert(format!("{name}: {} -> {}", told(file), told(target)));
         }
     }
-    let found = tarjan_scc(&graph).into_iter().filter(|circle| circle.len() > 1);
-    found.map(|circle| circle.into_iter().map(|module| module.join("::")).collect()).collect()
+    for circle in imports.circles() {
+        let names: Vec<_> = circle.into_iter().map(told).collect();
+        found.insert(format!("{name}: circle {}", names.join(" ")));
+    }
+    Ok(found)
 }
 
 #[test]
-fn no_module_imports_one_above_it() -> std::io::Result<()> {
-    let imports = source("src")?;
-    let row = |module: &Module| {
-        let at = ROOMS.iter().position(|row| row.contains(&module[0].as_str()));
-        at.unwrap_or_else(|| panic!("`{}` has no row in `ROOMS`", module[0]))
-    };
-    for (module, targets) in imports.0.iter().filter(|(module, _)| !module.is_empty()) {
-        for target in targets {
-            let below = row(target) < row(module) || target[0] == module[0];
-            assert!(below, "`{}` imports `{}`, which is not below it", module.join("::"), target.join("::"));
-        }
+fn imports_go_down() -> io::Result<()> {
+    let page = std::fs::read_to_string(repository().join("ARCHITECTURE.md"))?;
+    let mut found = BTreeSet::new();
+    for (name, folder) in CRATES {
+        found.extend(broken(&page, name, folder)?);
+    }
+    let known: BTreeSet<String> = EXCEPTIONS.lines().map(str::to_owned).collect();
+    let list = |lines: Vec<&String>| lines.into_iter().map(|line| format!("\n{line}")).collect::<String>();
+    let (new, gone) = (list(found.difference(&known).collect()), list(known.difference(&found).collect()));
+    assert!(new.is_empty(), "new, move the noun down or the file up:{new}\n\ngone:{gone}");
+    assert!(gone.is_empty(), "take these out of exceptions.txt:{gone}");
+    Ok(())
+}
+
+#[test]
+fn every_crate_is_in_the_list() -> io::Result<()> {
+    let manifest = std::fs::read_to_string(repository().join("Cargo.toml"))?;
+    let members = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap_or_default();
+    let members: Vec<&str> = members.split('"').skip(1).step_by(2).collect();
+    assert!(members.len() > 1, "{members:?}");
+    for member in members {
+        let folder = if member == "." { "src".into() } else { format!("{member}/src") };
+        assert!(CRATES.iter().any(|(_, known)| *known == folder), "{folder}");
     }
     Ok(())
 }
 
 #[test]
-fn no_files_import_each_other() -> std::io::Result<()> {
-    assert_eq!(circles(&source("src")?), [] as [BTreeSet<String>; 0]);
-    Ok(())
-}
-
-#[test]
-fn the_circles_of_opara_candle_become_fewer() -> std::io::Result<()> {
-    let known: Vec<BTreeSet<String>> =
-        CIRCLES.iter().map(|circle| circle.iter().map(ToString::to_string).collect()).collect();
-    let found = circles(&source("../src")?);
-    for circle in &found {
-        assert!(known.iter().any(|known| circle.is_subset(known)), "a new circle of imports: {circle:?}");
-    }
-    for module in known.iter().flatten() {
-        assert!(
-            found.iter().any(|circle| circle.contains(module)),
-            "`{module}` is in no circle any more: take it out of `CIRCLES`"
-        );
-    }
-    Ok(())
-}
-
-#[test]
-fn this_crate_needs_neither_candle_nor_cuda() -> std::io::Result<()> {
+fn the_plan_needs_neither_candle_nor_cuda() -> io::Result<()> {
     let manifest = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))?;
     for line in manifest.lines() {
         assert!(!["candle", "opara-candle", "cud"].iter().any(|name| line.starts_with(name)), "{line}");
     }
     Ok(())
-}
-
-#[test]
-fn circles_are_found() {
-    let module = |name: &str| vec![name.to_string()];
-    let import = |from: &str, to: &[&str]| (module(from), to.iter().map(|to| module(to)).collect());
-    let imports = Imports([import("a", &["b"]), import("b", &["c"]), import("c", &["b"])].into());
-    assert_eq!(circles(&imports), [["b".to_string(), "c".into()].into()]);
 }

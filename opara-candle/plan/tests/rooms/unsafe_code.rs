@@ -5,7 +5,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use crate::imports::tokens;
+use crate::tokens::tokens;
 
 /// Files that only name status codes of CUDA.
 const STATUS_CODES: &[&str] = &["fault.rs", "test_device.rs"];

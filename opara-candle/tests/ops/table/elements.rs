@@ -1,6 +1,6 @@
 //! Operators of each element.
 
-use candle::{DType, Device::Cpu, Result, Tensor};
+use candle::{DType, Device::Cpu, Module, Result, Tensor};
 use opara_candle::ops::{self, Activation};
 
 use super::{
