@@ -120,8 +120,8 @@ mod tests {
 
     use super::*;
 
-    fn message<T>(result: Result<T>) -> String {
-        result.err().map(|failure| failure.message).unwrap_or_default()
+    fn message<T, E: Into<Failure>>(result: Result<T, E>) -> String {
+        result.err().map(|error| error.into().message).unwrap_or_default()
     }
 
     #[test]
