@@ -20,8 +20,8 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     })
 }
 
-/// The tokenizer of a `tokenizer.json`, with the tokens that `tokenizer_config.json` beside it adds, as transformers reads it. Merges
-/// that are left out at random are for training: none are.
+/// The tokenizer of a `tokenizer.json`, with the tokens that `tokenizer_config.json` beside it adds or names, as transformers reads
+/// it. Merges that are left out at random are for training: none are.
 ///
 /// # Errors
 /// A file that cannot be read, or that is no tokenizer; tokens that the two files give other numbers.
@@ -34,14 +34,45 @@ pub fn open(path: &Path) -> Result<Tokenizer> {
             tokenizer.with_model(model);
         }
     }
-    let settings = path.with_file_name("tokenizer_config.json");
-    if settings.is_file() {
-        let settings: Value = serde_json::from_slice(&std::fs::read(settings)?)?;
-        if let Some(tokens) = settings.get("added_tokens_decoder").and_then(Value::as_object) {
-            guarded(|| add(&mut tokenizer, tokens))?;
+    let json = |name: &str| -> Result<Value> {
+        let file = path.with_file_name(name);
+        match file.is_file() {
+            true => Ok(serde_json::from_slice(&std::fs::read(file)?).map_err(|error| format!("{name}: {error}"))?),
+            false => Ok(Value::Null),
         }
+    };
+    let settings = json("tokenizer_config.json")?;
+    match settings.get("added_tokens_decoder").and_then(Value::as_object) {
+        Some(tokens) => guarded(|| add(&mut tokenizer, tokens))?,
+        None => check_added(&tokenizer, &json("added_tokens.json")?)?,
     }
+    guarded(|| name(&mut tokenizer, &settings))?;
     Ok(tokenizer)
+}
+
+/// Has tokens of the vocabulary that the settings name be special, as transformers has it.
+fn name(tokenizer: &mut Tokenizer, settings: &Value) -> Result<()> {
+    const NAMES: [&str; 7] =
+        ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
+    let text = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned);
+    let more = settings.get("additional_special_tokens").and_then(Value::as_array);
+    let named = NAMES.iter().filter_map(|name| settings.get(name)).chain(more.into_iter().flatten()).filter_map(text);
+    let added = tokenizer.get_added_vocabulary().get_vocab();
+    let is_new = |token: &String| !added.contains_key(token) && tokenizer.token_to_id(token).is_some();
+    let new: Vec<_> = named.filter(is_new).map(|token| AddedToken::from(token, true)).collect();
+    tokenizer.add_special_tokens(new)?;
+    Ok(())
+}
+
+/// Refuses tokens of older files that the tokenizer does not have.
+fn check_added(tokenizer: &Tokenizer, added: &Value) -> Result<()> {
+    let is_other = |(token, id): &(&String, &Value)| tokenizer.token_to_id(token).map(u64::from) != id.as_u64();
+    match added.as_object().into_iter().flatten().find(is_other) {
+        Some((token, id)) => {
+            Err(format!("`{token}` is token {id} in added_tokens.json, and not by tokenizer.json").into())
+        }
+        None => Ok(()),
+    }
 }
 
 /// A token of `tokenizer_config.json`.

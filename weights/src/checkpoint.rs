@@ -19,6 +19,16 @@ use crate::{Unread, WeightsError};
 
 const CONFIG: &str = "config.json";
 const TOKENIZER: &str = "tokenizer.json";
+/// Files that say more of the model, of its tokenizer and of its conversations. Who reads them looks beside `config.json`.
+const BESIDE: [&str; 7] = [
+    ADAPTER,
+    "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+];
 /// transformers adds what it describes to the weights.
 const ADAPTER: &str = "adapter_config.json";
 /// Names of weights files in order of preference: one file, or the index of several.
@@ -61,7 +71,7 @@ impl Checkpoint {
     /// A weights file is `.safetensors`, or a dict of tensors saved by `torch.save`: `.pth`, `.pt`, `.bin`. A folder or
     /// repository has `config.json` and the first of these that exists: `model.safetensors`, the index of its shards,
     /// `pytorch_model.bin`, the index of its shards. `config.json` and `tokenizer.json` in the folder of a weights file
-    /// belong to it.
+    /// belong to it. Of a repository, what tokenizers and decoders read beside them is downloaded, too.
     ///
     /// The environment variables `HF_HOME` and `HF_ENDPOINT` select the cache and the hub.
     pub fn find(model: &str) -> Result<Self, WeightsError> {
@@ -112,6 +122,7 @@ impl Checkpoint {
             Err(WeightsError::Hub { .. } | WeightsError::HubSilent { .. }) => None,
             found => found?,
         };
+        source.fetch(&BESIDE)?;
         let (model, config, unread) = (model.to_owned(), Some(config), Unread::default());
         Self::check_lfs(Self { model, config, tokenizer, listing, parts, unread })
     }

@@ -40,6 +40,16 @@ impl Source {
             Self::Hub(hub) => hub.first(names),
         }
     }
+
+    /// Downloads those of these files that the hub has, if it was asked for something at all: models that are cached need no network.
+    pub(crate) fn fetch(&self, names: &[&str]) -> Result<(), WeightsError> {
+        match self {
+            Self::Hub(hub) if hub.listing.get().is_some() => {
+                names.iter().try_for_each(|name| hub.first(&[name]).map(|_| ()))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// A hub repository: its cached files and the client for the others.

@@ -79,6 +79,7 @@ fn cached_files_take_precedence_over_the_hub() -> Result<(), Box<dyn Error>> {
     let index = br#"{"weight_map": {"x": "model-00001-of-00001.safetensors"}}"#;
     let files = [
         ("config.json", b"{}".to_vec()),
+        ("generation_config.json", b"{\"eos_token_id\": 3}".to_vec()),
         ("model.safetensors.index.json", index.to_vec()),
         ("model-00001-of-00001.safetensors", shard),
     ];
@@ -98,6 +99,9 @@ fn cached_files_take_precedence_over_the_hub() -> Result<(), Box<dyn Error>> {
     let cached = Checkpoint::find("org/small")?;
     for checkpoint in [downloaded, cached] {
         assert_eq!(checkpoint.tokenizer_path(), None);
+        let config = checkpoint.config_path().ok_or("a configuration")?;
+        let beside = std::fs::read_to_string(config.with_file_name("generation_config.json"))?;
+        assert_eq!(beside, "{\"eos_token_id\": 3}");
         let vb = checkpoint.weights(DType::F32, &Device::Cpu)?;
         assert_eq!(vb.get(1, "x")?.to_vec1::<f32>()?, [2.5]);
     }

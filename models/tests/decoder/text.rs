@@ -93,6 +93,27 @@ fn tokens_that_the_settings_add_are_read_as_transformers_reads_them() -> Result<
 }
 
 #[test]
+fn tokens_that_the_settings_name_are_special() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, TOKENIZER)?;
+    let settings = r#"{"eos_token": {"content": "there"}, "pad_token": "none of the vocabulary", "additional_special_tokens": ["user"]}"#;
+    std::fs::write(folder.path().join("tokenizer_config.json"), settings)?;
+    let text = Text::beside(&path).expect("a tokenizer");
+    // They are found within words, and are no part of a text.
+    assert_eq!(text.encode("hellothere<s>userx").expect("tokens"), [1, 2, 3, 0, 4]);
+    assert_eq!(text.decode(&[1, 2, 3, 0]).expect("text"), "hello");
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{}")?;
+    std::fs::write(folder.path().join("added_tokens.json"), r#"{"there": 2}"#)?;
+    assert_eq!(Text::beside(&path).expect("a tokenizer").encode("hellothere").expect("tokens"), [4]);
+    std::fs::write(folder.path().join("added_tokens.json"), r#"{"there": 2, "new": 5}"#)?;
+    assert!(told(Text::beside(&path)).contains("`new` is token 5 in added_tokens.json"));
+    std::fs::write(folder.path().join("tokenizer_config.json"), "{")?;
+    assert!(told(Text::beside(&path)).contains("tokenizer_config.json"));
+    Ok(())
+}
+
+#[test]
 fn no_merge_is_left_out_at_random() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("tokenizer.json");

@@ -109,7 +109,8 @@ impl TextModel {
         truncate.into_iter().for_each(|width| modules.truncate(width));
         let settings = TokenizerSettings::read(&transformer, config.max_position_embeddings, unread)?;
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
-        let tokenizer = TextTokenizer::trained(path, settings)?.with_prompts(prompts, modules.pools_prompt());
+        let tokenizer = TextTokenizer::trained(path, settings, config.vocab_size)?;
+        let tokenizer = tokenizer.with_prompts(prompts, modules.pools_prompt());
         Ok(Self { tokenizer, modules, config, weights: Weights::Checkpoint(checkpoint) })
     }
 

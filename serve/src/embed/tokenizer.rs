@@ -58,10 +58,16 @@ impl TextOptions {
 
 impl TextTokenizer {
     /// The tokenizer of this file.
-    pub(super) fn trained(path: &Path, settings: TokenizerSettings) -> Result<Self> {
+    pub(super) fn trained(path: &Path, settings: TokenizerSettings, vocabulary: usize) -> Result<Self> {
         let failed =
             |error: tokenizers::Error| EmbedError::File { path: path.to_path_buf(), reason: error.to_string() };
         let mut tokenizer = tokenizer::open(path).map_err(failed)?;
+        // Tokens that were added by hand are refused with the text that has them.
+        let added = tokenizer.get_added_vocabulary().get_vocab();
+        let words = tokenizer.get_vocab(false).into_iter().filter(|(token, _)| !added.contains_key(token));
+        if let Some((token, id)) = words.max_by_key(|(_, id)| *id).filter(|(_, id)| *id as usize >= vocabulary) {
+            return Err(failed(format!("`{token}` is token {id}, and the model has {vocabulary}").into()));
+        }
         // Of a truncation that was saved, transformers keeps the side and asks for a length of its own.
         let saved = tokenizer.get_truncation().map(|truncation| truncation.direction);
         tokenizer.with_padding(None).with_truncation(None).map_err(failed)?;

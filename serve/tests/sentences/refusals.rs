@@ -205,6 +205,13 @@ fn models_with_another_head() -> Result<()> {
 }
 
 #[test]
+fn tokens_that_the_model_does_not_have() -> Result<()> {
+    let mut small = config();
+    small["vocab_size"] = 23.into();
+    refused(&Folder::pooled()?, "config.json", &small, &["tokenizer.json", "`é` is token 23, and the model has 23"])
+}
+
+#[test]
 fn a_list_of_modules_makes_no_decoder() -> Result<()> {
     let folder = Folder::pooled()?;
     let mut other = config();
