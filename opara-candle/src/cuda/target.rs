@@ -28,6 +28,11 @@ impl Target {
         }
         // Weights and inputs may come from another thread's stream.
         stream.wait_for_all()?;
+        if cfg!(not(feature = "interpose")) {
+            return Err(Error::NotCapturable {
+                reason: "this program is built without the feature `interpose`".into(),
+            });
+        }
         if !driver::is_interposed() {
             let reason =
                 "this program looks the CUDA driver up at run time: build cudarc with `dynamic-linking`".into();

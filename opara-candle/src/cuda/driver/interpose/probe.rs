@@ -92,6 +92,7 @@ pub(in crate::cuda) fn unseen() -> &'static [&'static str] {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(feature = "interpose")]
     #[test]
     fn a_program_that_is_linked_with_this_library_reaches_all_definitions() {
         assert!(super::super::is_interposed());
