@@ -44,10 +44,10 @@ impl Latencies {
 
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<18}{:>12}{:>12}{:>10}", "latency, us", "median", "p99", "speed-up")?;
+        writeln!(f, "{:<20}{:>12}{:>12}{:>10}", "latency, us", "median", "p99", "speed-up")?;
         for (name, latency) in &self.0 {
             let speedup = self.0[0].1.median_us / latency.median_us;
-            writeln!(f, "{name:<18}{:>12.0}{:>12.0}{speedup:>9.2}x", latency.median_us, latency.p99_us)?;
+            writeln!(f, "{name:<20}{:>12.0}{:>12.0}{speedup:>9.2}x", latency.median_us, latency.p99_us)?;
         }
         Ok(())
     }

@@ -73,7 +73,7 @@ pub struct Show {
 
 impl Show {
     /// Writes the requested files, measures `model` on `example`, eagerly and with its executor `fast`, and prints the
-    /// report to `out`.
+    /// report to `out`. On a CPU, where models use this library's operators, it also measures candle's own, which comes first.
     ///
     /// # Errors
     /// A file that cannot be written, or an error of the model.
@@ -99,12 +99,16 @@ impl Show {
         let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
         let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));
         let zero_copy = || Ok(fast.call_zero_copy(example, |_| Vec::new())?);
-        let mut runs: Vec<Run> = vec![("eager", &eager)];
+        let device = example.first().map_or(&Device::Cpu, Tensor::device);
+        let by_candle = (device.is_cpu() && !options.candle).then(|| model.clone().by_candle());
+        let by_candle = by_candle.as_ref().map(|model| || model.call(example));
+        let mut runs: Vec<Run> = Vec::new();
+        runs.extend(by_candle.as_ref().map(|run| ("candle's operators", run as _)));
+        runs.push(("eager", &eager));
         if let Some(sequential) = &sequential {
             runs.extend([("sequential", sequential as _), ("replay, zero-copy", &zero_copy as _)]);
         }
         runs.push(("replay", &replay));
-        let device = example.first().map_or(&Device::Cpu, Tensor::device);
         let latencies = Latencies::measure(device, options.iters, &runs)?;
         options.print(out, fast.report_for(example)?, &latencies)
     }

@@ -66,7 +66,7 @@ pub struct Options {
 
     /// Use only candle's operators and none of the library's kernels, for comparison.
     #[arg(long)]
-    candle: bool,
+    pub(crate) candle: bool,
 }
 
 impl Options {
