@@ -76,7 +76,7 @@ fn check_added(tokenizer: &Tokenizer, added: &Value) -> Result<()> {
 }
 
 /// A token of `tokenizer_config.json`.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 #[serde(default)]
 struct Added {
     content: String,
@@ -85,19 +85,6 @@ struct Added {
     rstrip: bool,
     normalized: Option<bool>,
     special: bool,
-}
-
-impl Default for Added {
-    fn default() -> Self {
-        Self {
-            content: String::new(),
-            single_word: false,
-            lstrip: false,
-            rstrip: false,
-            normalized: None,
-            special: false,
-        }
-    }
 }
 
 /// Adds tokens by their numbers. What they say of a token counts more than what the tokenizer says.

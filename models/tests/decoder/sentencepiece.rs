@@ -33,7 +33,7 @@ impl Vocabulary {
         self
     }
 
-    fn open(&self, others: &[(&str, Option<Value>)]) -> std::result::Result<Text, DecoderError> {
+    fn file(&self, folder: &Path, others: &[(&str, Option<Value>)]) -> std::path::PathBuf {
         let list = |value: fn(&(String, f32, i32)) -> Value| Some(Value::Array(self.0.iter().map(value).collect()));
         let mut all = vec![
             ("tokenizer.ggml.model", Some(Value::String("llama".into()))),
@@ -46,8 +46,12 @@ impl Vocabulary {
         ];
         all.retain(|(key, _)| others.iter().all(|(other, _)| other != key));
         all.extend(others.iter().cloned());
+        bare(folder, &all).expect("a file")
+    }
+
+    fn open(&self, others: &[(&str, Option<Value>)]) -> std::result::Result<Text, DecoderError> {
         let folder = tempfile::tempdir().expect("a folder");
-        Text::of_gguf(&bare(folder.path(), &all).expect("a file"))
+        Text::of_gguf(&self.file(folder.path(), others))
     }
 
     fn id(&self, token: &str) -> Option<u32> {
@@ -159,7 +163,7 @@ fn texts_begin_with_a_space_and_a_token_of_their_own() {
     // Numbers of tokens that the file says count more than sentencepiece's.
     let set = |name, id| (name, Some(Value::U32(id)));
     let ends = ("tokenizer.ggml.add_eos_token", Some(Value::Bool(true)));
-    assert_eq!(tokens(&vocabulary.open(&[ends.clone()]).expect("a tokenizer"), "hi"), [bos, space_hi, eos]);
+    assert_eq!(tokens(&vocabulary.open(std::slice::from_ref(&ends)).expect("a tokenizer"), "hi"), [bos, space_hi, eos]);
     let named = [set("tokenizer.ggml.bos_token_id", mark), set("tokenizer.ggml.eos_token_id", unk), ends];
     assert_eq!(tokens(&vocabulary.open(&named).expect("a tokenizer"), "hi"), [mark, space_hi, unk]);
     let template = Value::String("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}".into());
@@ -229,4 +233,32 @@ fn what_sentencepiece_needs_and_the_file_lacks_is_named() {
     // The letter a is a token.
     let told = told(lacking.open(&[]));
     assert!(told.contains("<0xE4>"), "{told}");
+}
+
+#[test]
+fn damaged_vocabularies_never_panic() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let vocabulary =
+        Vocabulary::of(&[("▁", -3.), ("a", -4.), ("▁a", -1.)]).with("<mark>", ADDED).with("</s> ", CONTROL);
+    let path = vocabulary.file(folder.path(), &[]);
+    let whole = std::fs::read(&path)?;
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut read = 0;
+    for _ in 0..2_000 {
+        let mut bytes = whole.clone();
+        for _ in 0..rng.usize(1..8) {
+            let at = rng.usize(..bytes.len().min(9_000));
+            bytes[at] = [0, 1, 0x7f, 0x80, 0xff, rng.u8(..)][rng.usize(..6)];
+        }
+        std::fs::write(&path, bytes)?;
+        let _ = Config::of_gguf(&path);
+        if let Ok(text) = Text::of_gguf(&path) {
+            read += 1;
+            if let Ok(tokens) = text.encode("a<mark> é\u{0}</s> a世") {
+                let _ = text.decode(&tokens);
+            }
+        }
+    }
+    assert!(read > 100, "{read}");
+    Ok(())
 }
