@@ -21,7 +21,7 @@ fn overflowing(modules: &[(&str, &str)]) -> Result<Folder> {
             // What attention and the feed-forward network add is nothing.
             name if name.ends_with("output.dense.weight") || name.ends_with("output.dense.bias") => values.fill(0.),
             "embeddings.word_embeddings.weight" => {
-                let alternating = |at: usize| if at % 2 == 0 { 1. } else { -1. };
+                let alternating = |at: usize| if at.is_multiple_of(2) { 1. } else { -1. };
                 values.iter_mut().enumerate().for_each(|(at, value)| *value = alternating(at));
                 values[cat * WIDTH..(cat + 1) * WIDTH].fill(0.);
                 values[cat * WIDTH] = 4.;
