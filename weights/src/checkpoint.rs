@@ -89,9 +89,13 @@ impl Checkpoint {
             });
         }
         let source = Source::of(model)?;
-        let required = |names: &[&str]| {
-            let found = source.first(names)?;
-            found.ok_or_else(|| WeightsError::MissingFile { model: model.to_owned(), file: names.join(" or ") })
+        let required = |names: &[&str]| match source.first(names)? {
+            Some(path) => Ok(path),
+            // An adapter has the files of its model elsewhere.
+            None => Err(match source.first(&[ADAPTER])? {
+                Some(path) => WeightsError::Adapter { path },
+                None => WeightsError::MissingFile { model: model.to_owned(), file: names.join(" or ") },
+            }),
         };
 
         let config = required(&[CONFIG])?;

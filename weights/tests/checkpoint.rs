@@ -207,3 +207,24 @@ fn missing_files_are_named() -> Outcome {
     assert!(matches!(error, Err(WeightsError::NotAModel { .. })));
     Ok(())
 }
+
+#[test]
+fn an_adapter_is_named_with_and_without_the_weights_of_its_model() -> Outcome {
+    let dir = tempfile::tempdir()?;
+    fs::write(dir.path().join("adapter_config.json"), "{}")?;
+    fs::write(dir.path().join("adapter_model.safetensors"), "")?;
+    for name in ["config.json", ""] {
+        let found = find(&dir);
+        assert!(
+            matches!(&found, Err(WeightsError::Adapter { path }) if path.ends_with("adapter_config.json")),
+            "{name}"
+        );
+        if !name.is_empty() {
+            fs::write(dir.path().join(name), "{}")?;
+        }
+    }
+    write(&dir.path().join(WEIGHTS), &[("a", Dtype::F32, &[1], &le(&[1.]))])?;
+    assert!(matches!(find(&dir)?.load(DType::F32, &CPU), Err(WeightsError::Adapter { .. })));
+    find(&dir)?.allow_unread(true).load(DType::F32, &CPU)?;
+    Ok(())
+}
