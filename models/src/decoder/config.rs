@@ -180,9 +180,10 @@ impl Config {
         let activation = if is_gemma { of.text("hidden_activation")?.or(old) } else { old };
         // `tie_word_embeddings` of the whole model counts where the text's says nothing.
         let (tied, all_tied) = (of.flag("tie_word_embeddings")?, outer.flag("tie_word_embeddings")?);
+        let vocab = or_gemmas("vocab_size", 262_208)?;
         let config = Self {
             architecture,
-            vocab: or_gemmas("vocab_size", 262_208)?,
+            vocab,
             hidden,
             intermediate: of.needed("intermediate_size")?,
             heads,
@@ -207,7 +208,7 @@ impl Config {
             bos: of.tokens("bos_token_id")?.first().copied(),
             eos: match of.has("eos_token_id") {
                 true => of.tokens("eos_token_id")?,
-                false => architecture.end().into_iter().collect(),
+                false => architecture.end().filter(|end| (*end as usize) < vocab).into_iter().collect(),
             },
         };
         config.check()?;

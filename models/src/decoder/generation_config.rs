@@ -1,6 +1,6 @@
 //! What a checkpoint's `generation_config.json` says: which tokens end a text. How a text is written, a request says.
 
-use opara_weights::{Fields, Harmless, Unread, TRANSFORMERS};
+use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
 use serde_json::Value;
 
 use super::config::Config;
@@ -69,5 +69,17 @@ impl Config {
             self.eos = named;
         }
         Ok(())
+    }
+
+    /// Refuses tokens that end a text and that the model does not have: it would write on.
+    pub(super) fn check_ends(&self, unread: Unread) -> Result<()> {
+        let vocab = self.vocab;
+        match self.eos.iter().find(|end| **end as usize >= vocab) {
+            Some(end) => {
+                let reason = format!("`eos_token_id` names token {end}, and the vocabulary has {vocab}");
+                Ok(unread.report(WeightsError::Config { reason })?)
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -79,6 +79,7 @@ impl Config {
             let json = serde_json::from_str(&text).map_err(|source| DecoderError::Json { path, source })?;
             config.end_as(&json, checkpoint.unread())?;
         }
+        config.check_ends(checkpoint.unread())?;
         Ok(config)
     }
 

@@ -104,8 +104,19 @@ fn a_text_ends_where_transformers_ends_it_if_no_file_says_so() {
     assert_eq!(end(json!({"model_type": "qwen2"})), [0u32; 0]);
     assert_eq!(end(json!({"eos_token_id": null})), [0u32; 0]);
     assert_eq!(end(json!({"eos_token_id": [7, 8]})), [7, 8]);
-    let phi = Config::of_checkpoint(&checkpoint(folder.0.path(), &[], &[], json!({"model_type": "phi3"})))
-        .expect("a configuration");
+    // One that the vocabulary does not have would end nothing.
+    assert_eq!(end(json!({"model_type": "phi3"})), [0u32; 0]);
+    let far = checkpoint(folder.0.path(), &[], &[], json!({"eos_token_id": [7, 96]}));
+    let refused = told(Config::of_checkpoint(&far));
+    assert!(refused.contains("`eos_token_id` names token 96, and the vocabulary has 96"), "{refused}");
+    assert_eq!(Config::of_checkpoint(&far.allow_unread(true)).expect("a warning").eos, [7, 96]);
+    let phi = Config::of_checkpoint(&checkpoint(
+        folder.0.path(),
+        &[],
+        &[],
+        json!({"model_type": "phi3", "vocab_size": 32_064}),
+    ))
+    .expect("a configuration");
     assert_eq!((phi.eos, phi.eps), (vec![32_000], 1e-5));
 }
 
