@@ -4,6 +4,7 @@
 //! File names are hashes. Other files in the folder are never read, replaced, counted or deleted. If a folder exceeds
 //! its size limit, the least recently used files are deleted.
 
+mod kind;
 mod record;
 
 use std::fs::{self, OpenOptions};
@@ -12,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Once;
 use std::time::{Duration, SystemTime};
 
-pub use self::record::{Kind, Record};
+pub use self::kind::Kind;
+pub use self::record::Record;
 
 /// The maximal size of a folder in bytes.
 const LIMIT: u64 = 256 << 20;

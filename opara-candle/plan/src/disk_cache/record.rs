@@ -6,45 +6,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::kind::Kind;
+
 /// The place of a value in a folder of the disk cache.
 #[derive(Debug, Clone)]
 pub struct Record {
     file: PathBuf,
     key: String,
-}
-
-/// What a record is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// A tuned plan.
-    Plan,
-    /// What came of rewriting a pass.
-    Rewriting,
-    /// The fastest implementation of an operator.
-    Choice,
-}
-
-impl Kind {
-    /// All kinds.
-    pub(super) const ALL: [Kind; 3] = [Kind::Plan, Kind::Rewriting, Kind::Choice];
-
-    /// The ending of its files.
-    pub(super) fn ending(self) -> &'static str {
-        match self {
-            Kind::Plan => ".plan.json",
-            Kind::Rewriting => ".rewrite.json",
-            Kind::Choice => ".choice.json",
-        }
-    }
-
-    /// Its name in warnings.
-    fn name(self) -> &'static str {
-        match self {
-            Kind::Plan => "a tuned plan",
-            Kind::Rewriting => "a plan of rewriting",
-            Kind::Choice => "the choice of an implementation",
-        }
-    }
 }
 
 /// The content of a file. The key tells a file that was renamed, or whose name collides.

@@ -1,6 +1,8 @@
 //! Finds the fusion groups of a trace: walks the ops in recorded order, and adds each to an open group if possible.
 
-use super::{Fusible, FusionGroup, Operand, Permutation, ReadPattern, StridedView};
+use super::fusible::{Fusible, Operand, ReadPattern};
+use super::group::{FusionGroup, Permutation};
+use super::strided_view::StridedView;
 use crate::optimize::{read, runs_at_every_call, written};
 use crate::trace::{Op, OpId, Role, Trace};
 

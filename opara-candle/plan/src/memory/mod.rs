@@ -2,27 +2,15 @@
 
 mod arena;
 mod packing;
+mod sizes;
 
 use serde::{Deserialize, Serialize};
 
 use self::arena::{Arena, State};
 use self::packing::pack;
+pub use self::sizes::{aligned, constant_bytes, is_planned, ALIGNMENT};
 use crate::graph::{Ancestors, OpGraph};
-use crate::trace::{Buffer, BufferId, OpId, Role, Trace};
-
-/// The alignment of every buffer in bytes: that of the driver's allocations, for which libraries chose their kernels.
-pub const ALIGNMENT: u64 = 512;
-
-/// Bytes that a buffer takes in the arena.
-pub fn aligned(bytes: u64) -> u64 {
-    bytes.next_multiple_of(ALIGNMENT)
-}
-
-/// Bytes that a constant takes. Shape tables are many and short: an alignment of 16 bytes, the widest load, is enough.
-pub fn constant_bytes(bytes: u64) -> u64 {
-    const SHORT: u64 = 16;
-    bytes.next_multiple_of(if bytes < ALIGNMENT { SHORT } else { ALIGNMENT })
-}
+use crate::trace::{BufferId, OpId, Role, Trace};
 
 /// The peak of tensor bytes in use if the ops run one after the other.
 pub(crate) fn most_alive(trace: &Trace) -> u64 {
@@ -74,11 +62,6 @@ impl Layout {
 /// Bytes of the arena for library workspaces, unless one launch needs more: the size of cuBLAS's own workspace on a
 /// Hopper GPU outside a capture.
 pub const WORKSPACE_LIMIT: u64 = 32 << 20;
-
-/// Does a layout for this role contain this buffer?
-pub fn is_planned(buffer: &Buffer, role: Role) -> bool {
-    buffer.role == role && buffer.bytes > 0
-}
 
 /// Places every buffer of a role in an arena of at most `limit` bytes, if it can.
 ///

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::{aligned, is_planned};
+use super::sizes::{aligned, is_planned};
 use crate::trace::{BufferId, OpId, Role, Trace};
 
 /// Ops per entry of the index below.

@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::BufferId;
+use super::ids::BufferId;
 
 /// The type of elements. The order is the encoding in trace files: add types at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

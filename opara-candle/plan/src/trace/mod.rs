@@ -4,22 +4,18 @@
 //! `opara_candle::ops`; every later stage works on it without knowing which.
 
 mod file;
+mod ids;
 mod meaning;
 mod region;
 
 pub use file::{FileError, TraceFileError};
+pub use ids::{BufferId, OpId};
 pub use meaning::{is_contiguous, Dim, Element, Function, Meaning, Rotary, View, Window};
 pub use region::Region;
 
 use serde::{Deserialize, Serialize};
 
 use crate::kernel_catalog::KernelName;
-
-/// Index of an [`Op`] in [`Trace::ops`]; the recorded order is a valid sequential order.
-pub type OpId = usize;
-
-/// Index of a [`Buffer`] in [`Trace::buffers`].
-pub type BufferId = usize;
 
 /// One recorded forward pass.
 ///

@@ -3,7 +3,7 @@
 mod memory;
 
 use super::*;
-use crate::trace::{Access, AccessMode, Buffer, Op, Region, Role, Work};
+use crate::trace::{Access, AccessMode, Buffer, BufferId, Op, Region, Role, Work};
 
 const MAX_MEMBERS: usize = 4;
 const ROWS: usize = 2;

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_in_f32;
+mod better;
 mod concat;
 mod convolution;
 mod copied_heads;
@@ -30,8 +31,9 @@ mod views;
 
 use hashbrown::HashSet;
 
+pub use self::better::Better;
 pub use self::facts::Facts;
-use super::graph::{Graph, Node};
+use super::graph::Graph;
 
 /// A rule.
 #[derive(Clone, Copy)]
@@ -40,15 +42,6 @@ pub struct Rule {
     pub name: &'static str,
     /// What takes the place of a node, if it fits there.
     pub at: fn(&Facts, usize) -> Option<Better>,
-}
-
-/// A node that takes the place of another one, and gives the same value.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Better {
-    /// The node.
-    pub node: Node,
-    /// Launches that become part of it.
-    pub saved: usize,
 }
 
 /// A place where a rule fitted.

@@ -6,10 +6,11 @@ use hashbrown::HashMap;
 use serde::Deserialize;
 
 use super::super::{Access, Buffer, DeviceSpec, Meaning, Measured, Op, Role, Trace};
+use super::head::{MAGIC, VERSION};
 use super::limits::{self, at_most};
 use super::record::{self, Rows};
 use super::section::{Source, Tag};
-use super::{FileError, MAGIC, VERSION};
+use super::FileError;
 use crate::kernel_catalog::KernelName;
 
 /// Reads a whole file.

@@ -4,9 +4,10 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::super::{Role, Trace};
+use super::head::{MAGIC, VERSION};
 use super::record::{Access, Buffer, Device, Measured, Op, Part};
 use super::section::{self, Tag};
-use super::{limits, FileError, MAGIC, VERSION};
+use super::{limits, FileError};
 
 /// The whole file.
 pub(super) fn encode(trace: &Trace) -> Result<Vec<u8>, FileError> {

@@ -6,6 +6,7 @@
 mod decode;
 mod encode;
 mod error;
+mod head;
 mod limits;
 mod record;
 mod section;
@@ -21,12 +22,6 @@ use xxhash_rust::xxh3::Xxh3;
 use super::Trace;
 
 pub use error::{FileError, TraceFileError};
-
-/// First bytes of a file. Like PNG's they are no text, and show a transfer that rewrote line ends or the eighth bit.
-const MAGIC: [u8; 8] = *b"\x89OPARA\r\n";
-
-/// Version that is written, and the newest that is read.
-const VERSION: u16 = 1;
 
 impl Trace {
     /// Writes the trace to a file, replacing an existing one.

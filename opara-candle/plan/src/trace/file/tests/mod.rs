@@ -5,6 +5,7 @@ mod samples;
 
 use proptest::prelude::*;
 
+use super::head::{MAGIC, VERSION};
 use super::section::{self, Tag};
 use super::*;
 use crate::trace::{Dim, Element, Function, Meaning, Region, Role, Rotary, View, Window};
