@@ -16,6 +16,7 @@ mod error;
 mod generate;
 mod generation_config;
 mod gguf;
+mod gguf_config;
 mod gguf_file;
 mod gguf_text;
 mod gguf_types;

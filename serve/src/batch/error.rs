@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::engine::EngineError;
+use super::engine_error::EngineError;
 
 /// Result of this module's functions.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -9,6 +9,9 @@ use crate::batch;
 use crate::embed::EmbedError;
 use crate::generate::GenerateError;
 
+/// Result of this module's functions.
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
+
 /// Of what kind a failure is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]

@@ -15,7 +15,7 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 pub use embedding::EmbeddingModel;
-pub use failure::{Failure, Kind};
+pub use failure::{Failure, Kind, Result};
 pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};
 pub(crate) use tensor::checked_shape;
@@ -24,9 +24,6 @@ pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 use crate::batch::Health;
 use crate::embed::{TextOptions, TextRow};
 use crate::generate::{Answer, Prompt, Wanted};
-
-/// Result of this module's functions.
-pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// A future on the heap, so that models of all kinds fit into one map.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

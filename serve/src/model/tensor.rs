@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{Failure, Result};
+use super::failure::{Failure, Result};
 
 /// The protocol's types of elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, Read};
 
-use super::Flaw;
+use super::flaw::Flaw;
 
 /// The maximal size of a pickle in bytes. A tensor is described by some hundred bytes.
 pub(super) const MAX_PICKLE: u64 = 32 << 20;

@@ -16,8 +16,9 @@ use safetensors::Dtype;
 use zip::result::ZipError;
 use zip::ZipArchive;
 
+use super::entry::{extent, Entries, Entry};
+use super::flaw::Flaw;
 use super::pickle::{Id, Node, Pickle, MAX_PICKLE};
-use super::{extent, Entries, Entry, Flaw};
 
 /// The first pickle of the older format, a magic number.
 const MAGIC: &[u8] = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.";

@@ -6,7 +6,8 @@ use std::io::Read;
 use candle::Layout;
 use safetensors::tensor::Metadata;
 
-use super::{extent, Entries, Entry, Flaw};
+use super::entry::{extent, Entries, Entry};
+use super::flaw::Flaw;
 
 /// The file starts with the header's length in bytes, as a 64-bit number.
 const PREFIX: u64 = 8;

@@ -13,7 +13,8 @@ use crate::model::{Embeddings, Failure, Result, Texts};
 
 use super::super::fields::{of_body, Unread};
 use super::super::service::Service;
-use super::{refusal, HARMLESS, PROTOCOL};
+use super::harmless::HARMLESS;
+use super::refusal::{refusal, PROTOCOL};
 
 /// A request for vectors.
 struct Body {

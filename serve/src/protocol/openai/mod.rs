@@ -3,6 +3,8 @@
 mod conversation;
 mod embeddings;
 mod events;
+mod harmless;
+mod refusal;
 mod request;
 mod texts;
 
@@ -13,26 +15,9 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{json, Value};
 
-use crate::model::{Failure, Kind};
-
-use super::oip_http::{retry_after, status};
+pub(crate) use self::refusal::refusal;
 use super::service::Service;
-
-const PROTOCOL: &str = "openai";
-
-/// Fields that change no answer: whose a request is, how it is paid for, and when it comes to its turn.
-const HARMLESS: &[&str] = &[
-    "metadata",
-    "parallel_tool_calls",
-    "priority",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "request_id",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "user",
-];
+use crate::model::Failure;
 
 /// All paths below `/v1`.
 pub fn router(service: Service) -> Router {
@@ -63,23 +48,4 @@ async fn model(State(service): State<Service>, name: Result<Path<String>, PathRe
 
 fn told(name: &str) -> Value {
     json!({"id": name, "object": "model", "created": 0, "owned_by": "opara-serve"})
-}
-
-/// A failure as this protocol says it.
-pub(crate) fn refusal(failure: &Failure) -> Response {
-    let mut response = (status(failure.kind), Json(error(failure))).into_response();
-    retry_after(failure, response.headers_mut());
-    response
-}
-
-fn error(failure: &Failure) -> Value {
-    let (class, code) = match failure.kind {
-        Kind::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
-        Kind::NotFound => ("invalid_request_error", Some("model_not_found")),
-        Kind::ContextLength => ("invalid_request_error", Some("context_length_exceeded")),
-        Kind::Full => ("rate_limit_error", Some("rate_limit_exceeded")),
-        Kind::Deadline | Kind::Unavailable | Kind::Internal => ("server_error", None),
-        _ => ("invalid_request_error", None),
-    };
-    json!({"error": {"message": failure.message, "type": class, "param": null, "code": code}})
 }

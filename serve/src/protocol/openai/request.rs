@@ -9,7 +9,7 @@ use crate::model::{Failure, Result};
 
 use super::super::fields::{of_body, Fields, Unread};
 use super::conversation::conversation;
-use super::HARMLESS;
+use super::harmless::HARMLESS;
 
 /// Which of the two kinds of texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

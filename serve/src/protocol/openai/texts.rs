@@ -15,8 +15,8 @@ use crate::model::{Failure, Result};
 
 use super::super::service::Service;
 use super::events::Frame;
+use super::refusal::{error, refusal, PROTOCOL};
 use super::request::{Asked, Form};
-use super::{error, refusal, PROTOCOL};
 
 pub(super) async fn completions(State(service): State<Service>, request: Request) -> Response {
     answered(&service, request, Form::Text).await

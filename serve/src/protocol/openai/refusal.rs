@@ -1,0 +1,31 @@
+//! Failures as this protocol says them.
+
+use axum::response::{IntoResponse, Response};
+use axum::Json;
+use serde_json::{json, Value};
+
+use crate::model::{Failure, Kind};
+
+use super::super::oip_http::{retry_after, status};
+
+/// The protocol's name in metrics.
+pub(super) const PROTOCOL: &str = "openai";
+
+/// A failure as this protocol says it.
+pub(crate) fn refusal(failure: &Failure) -> Response {
+    let mut response = (status(failure.kind), Json(error(failure))).into_response();
+    retry_after(failure, response.headers_mut());
+    response
+}
+
+pub(super) fn error(failure: &Failure) -> Value {
+    let (class, code) = match failure.kind {
+        Kind::Unauthorized => ("invalid_request_error", Some("invalid_api_key")),
+        Kind::NotFound => ("invalid_request_error", Some("model_not_found")),
+        Kind::ContextLength => ("invalid_request_error", Some("context_length_exceeded")),
+        Kind::Full => ("rate_limit_error", Some("rate_limit_exceeded")),
+        Kind::Deadline | Kind::Unavailable | Kind::Internal => ("server_error", None),
+        _ => ("invalid_request_error", None),
+    };
+    json!({"error": {"message": failure.message, "type": class, "param": null, "code": code}})
+}
