@@ -10,8 +10,8 @@ use crate::empty::placed;
 use crate::executor::OparaExecutor;
 use crate::options::{Numerics, OnStateful, OnUncapturable, Options};
 use crate::panics::caught;
-use crate::pipeline::stage::Stage;
 use crate::scheduling::Scheduling;
+use crate::stage::Stage;
 use crate::{thread_bound, Error, Result};
 
 /// Settings of an executor; made by [`OparaExecutor::builder`].

@@ -11,6 +11,7 @@ compile_error!(
 #[cfg(all(test, feature = "cuda"))]
 extern crate self as opara_candle;
 
+mod activation;
 mod arguments;
 mod backend;
 mod builder;
@@ -52,6 +53,7 @@ mod report;
 mod rewrite;
 mod scheduling;
 mod shapes;
+mod stage;
 mod state;
 mod step;
 mod step_stream;
@@ -86,9 +88,9 @@ pub use executor::OparaExecutor;
 pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
 pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
 pub use options::{Numerics, OnStateful, OnUncapturable};
-pub use pipeline::Stage;
 pub use report::{Match, Mode, Report, Rewrite};
 pub use scheduling::Scheduling;
+pub use stage::Stage;
 pub use state::{Carry, Snapshot};
 pub use step::StepExecutor;
 pub use step_stream::StepStream;

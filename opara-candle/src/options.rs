@@ -10,10 +10,10 @@ use crate::backend::{Fusing, Rewriting};
 use crate::disk_cache;
 use crate::environment::Environment;
 use crate::examples::Examples;
-use crate::pipeline::stage::Stage;
 use crate::prepared::Settings;
 use crate::schedule::{Policy, Scheduler};
 use crate::scheduling::Scheduling;
+use crate::stage::Stage;
 use crate::tune::Tuning;
 
 /// The handling of a module that cannot be captured.

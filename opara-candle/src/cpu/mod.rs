@@ -1,5 +1,6 @@
 //! The CPU backend: records operators as the module calls them, and replays them on worker threads.
 
+pub(crate) mod cores;
 mod dispatch;
 pub(crate) mod kernels;
 mod program;
@@ -9,8 +10,7 @@ mod state;
 mod team;
 mod unread;
 
-use std::num::NonZero;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use candle::Tensor;
 use opara_plan::rewrite::Outcome;
@@ -26,16 +26,6 @@ use crate::examples::{Examples, Other};
 use crate::report::Mode;
 use crate::timing::StageTimes;
 use crate::{Error, Result};
-
-/// The number of threads that operators may use. candle counts the machine's cores; this process may have fewer, by its
-/// affinity or its container. Counted once, as rayon does: the system reads files for it, which takes longer than a small operator.
-pub(crate) fn cores() -> usize {
-    static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| {
-        let allowed = std::thread::available_parallelism().map_or(usize::MAX, NonZero::get);
-        candle::utils::get_num_threads().clamp(1, allowed)
-    })
-}
 
 /// Records `function` on the example, on other inputs, and on the example again, and checks that it calls the same operators
 /// each time, at last without values.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use candle::{DType, Layout, Tensor, TensorId};
 use hashbrown::HashMap;
 
+use super::cores::cores;
 use crate::trace::{Access, AccessMode, Buffer, BufferId, DeviceSpec, Op, Region, Role, Trace, Work};
 use crate::{Error, Result};
 
@@ -196,5 +197,5 @@ fn access(trace: &Trace, buffer: BufferId, mode: AccessMode) -> Access {
 }
 
 fn device_spec() -> DeviceSpec {
-    DeviceSpec { name: "cpu".into(), processors: super::cores() as u32, ..Default::default() }
+    DeviceSpec { name: "cpu".into(), processors: cores() as u32, ..Default::default() }
 }

@@ -10,6 +10,7 @@ use candle::Tensor;
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex};
 
+use super::cores::cores;
 use super::dispatch::{Dispatch, Steps};
 use super::program::{CpuProgram, Source};
 use crate::optimize::Optimized;
@@ -71,7 +72,7 @@ impl ScheduledProgram {
         Ok(Self {
             shared: program.outputs.iter().map(views).collect(),
             order: scheduled.iter().map(|step| step.op.map(|op| ops.per_call[op])).collect(),
-            parallel: schedule.streams() > 1 && steps.parallelism_pays(super::cores()),
+            parallel: schedule.streams() > 1 && steps.parallelism_pays(cores()),
             steps,
             constants,
             uses,
@@ -228,6 +229,6 @@ fn pool() -> &'static [rayon::ThreadPool] {
             rayon::ThreadPoolBuilder::new().num_threads(1).thread_name(move |_| format!("opara-worker-{i}")).build()
         };
         // If fewer threads can be started, the pool is smaller; with none, everything runs on the caller's thread.
-        (0..super::cores()).map_while(|i| worker(i).ok()).collect()
+        (0..cores()).map_while(|i| worker(i).ok()).collect()
     })
 }

@@ -21,9 +21,6 @@ use crate::error::DecoderError;
 use crate::report::Report;
 use crate::{Error, OnUncapturable, Result};
 
-/// A decoder's forward pass: the model with its cache, tokens `(1, n)`, and the position of the first one.
-type Forward<M> = Arc<dyn Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync>;
-
 /// A decoder as it came from another library, whose steps of one token are replayed.
 ///
 /// Made by [`Builder::build_decoder`] and [`Builder::build_decoder_from`]. It has one text at a time.

@@ -1,10 +1,14 @@
 //! The models of a decoder's texts: one for each text.
 
+use std::sync::Arc;
+
 use candle::Tensor;
 
-use super::Forward;
 use crate::panics::caught;
 use crate::Result;
+
+/// A decoder's forward pass: the model with its cache, tokens `(1, n)`, and the position of the first one.
+pub(super) type Forward<M> = Arc<dyn Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync>;
 
 /// Where models of texts come from.
 pub(super) struct Texts<M> {

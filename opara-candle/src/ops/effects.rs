@@ -5,7 +5,7 @@ use super::{
     embedding, error_totals, gemv, group_norm, heads, matmul, new_tokens, norm, one_query, pool, quantized, sample,
     softmax, space_to_depth, upsample, write_rows,
 };
-use crate::cuda::kernels::effects::Effects;
+use crate::cuda::operator::effects::Effects;
 
 /// The effects of all kernels of this library, except generated ones.
 pub(crate) const EFFECTS: &[&[Effects]] = &[

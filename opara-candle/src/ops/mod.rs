@@ -71,12 +71,15 @@ pub(crate) mod format;
 mod gemv;
 mod group_norm;
 mod heads;
+#[cfg(feature = "cuda")]
+mod lacks;
 mod matmul;
 #[cfg(feature = "cuda")]
 mod new_tokens;
 mod norm;
 #[cfg(feature = "cuda")]
 mod one_query;
+mod pad;
 mod pool;
 mod quantized;
 mod sample;
@@ -88,7 +91,7 @@ mod view;
 mod window;
 mod write_rows;
 
-pub use activation::Activation;
+pub use crate::activation::Activation;
 pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;
@@ -105,15 +108,18 @@ pub(crate) use double_conv::double_conv;
 pub use embedding::embedding;
 #[cfg(feature = "cuda")]
 pub(crate) use error_totals::{error_totals, ErrorTotals};
-pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act, RmsScale};
+pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act};
 pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
+#[cfg(feature = "cuda")]
+pub(crate) use lacks::lacks;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use matmul::linear_in;
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 pub use opara_plan::rewrite::ProductPrecision;
 
-pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm};
+pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm, RmsScale};
+pub use pad::pad;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
@@ -176,17 +182,6 @@ fn own_on(
     }
 }
 
-/// The operators that use libraries or several launches because the device or the compiled code lacks something, each
-/// with the reason.
-///
-/// # Errors
-/// A failed driver call.
-#[cfg(feature = "cuda")]
-pub(crate) fn lacks(device: &candle::CudaDevice) -> Result<Vec<String>> {
-    let lacks = [matmul::launch::lacks(device)?, attention::launch::lacks(device)?];
-    Ok(lacks.into_iter().flatten().collect())
-}
-
 /// Records `f` over `inputs` as one operator called `name`.
 ///
 /// `f` must compute its result from the given tensors and from values that never change.
@@ -242,16 +237,6 @@ pub fn index_select(x: &Tensor, ids: &Tensor, dim: usize) -> Result<Tensor> {
 /// Shapes or dtypes that do not agree.
 pub fn where_cond(condition: &Tensor, on_true: &Tensor, on_false: &Tensor) -> Result<Tensor> {
     apply("where_cond", &[condition, on_true, on_false], 0, |t| t[0].where_cond(t[1], t[2]))
-}
-
-/// `(batch, channels, h, w)` with zeros around it.
-///
-/// # Errors
-/// A tensor of another rank.
-pub fn pad(x: &Tensor, padding: Padding) -> Result<Tensor> {
-    let Padding { top, bottom, left, right } = padding;
-    x.dims4()?;
-    apply("pad", &[x], 0, move |t| t[0].pad_with_zeros(2, top, bottom)?.pad_with_zeros(3, left, right))
 }
 
 /// `mul * x + add`, element by element.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use candle::{Device, Tensor};
 
 use super::dump::{Dump, Value};
-use super::stage::Stage;
 use crate::options::Options;
 use crate::prepared::Settings;
+use crate::stage::Stage;
 use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::Error;

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use super::stage::Stage;
 use crate::memory::Layout;
 use crate::optimize::Optimized;
 use crate::prepared::Analysed;
 use crate::report::Report;
 use crate::schedule::Schedule;
+use crate::stage::Stage;
 use crate::trace::Trace;
 
 /// The result of a stage.

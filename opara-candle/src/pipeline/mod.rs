@@ -33,7 +33,6 @@ mod record;
 mod report;
 mod rewrite;
 mod schedule;
-pub(crate) mod stage;
 mod verify;
 
 use std::sync::Arc;
@@ -51,10 +50,10 @@ use self::record::record;
 use self::report::report;
 use self::rewrite::{rewrite, Rewritten};
 use self::schedule::schedule;
-pub use self::stage::Stage;
 use self::verify::verify;
 use crate::backend::{Function, Fusing, Rewriting};
 use crate::options::Options;
+use crate::stage::Stage;
 use crate::{choice_folder, cuda, Error, Result};
 
 /// Builds a plan for inputs like these.

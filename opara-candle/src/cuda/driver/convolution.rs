@@ -2,11 +2,12 @@
 
 use candle::{bail, CudaDevice, DType, Result, WithDType};
 use cudarc::driver::{CudaSlice, CudaView};
+use opara_plan::rewrite::ProductPrecision;
 
 use super::cublaslt;
 use super::kernels::address;
 use super::matmul::Matmul;
-use crate::ops::{Activation, ProductPrecision};
+use crate::activation::Activation;
 
 /// The parameters that the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

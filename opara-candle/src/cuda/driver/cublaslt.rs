@@ -9,12 +9,13 @@ use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
+use opara_plan::rewrite::ProductPrecision;
 use parking_lot::Mutex;
 
 use super::kernels;
 use super::matmul::Matmul;
+use crate::activation::Activation;
 use crate::memory::WORKSPACE_LIMIT;
-use crate::ops::{Activation, ProductPrecision};
 
 /// An algorithm of cuBLASLt, and the bytes of workspace that it needs.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use hashbrown::HashMap;
 
 use super::arguments::{places, Arguments};
-use super::interpose::code_of;
+use super::code::code_of;
 use super::{check, get};
 use crate::trace::Launch;
 use crate::Result;

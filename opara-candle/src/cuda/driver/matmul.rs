@@ -1,8 +1,9 @@
 //! The description of a matmul with a weight, for every implementation.
 
 use candle::DType;
+use opara_plan::rewrite::ProductPrecision;
 
-use crate::ops::{Activation, ProductPrecision};
+use crate::activation::Activation;
 
 /// `activation(x * weight^T + bias)` of contiguous row-major matrices, in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

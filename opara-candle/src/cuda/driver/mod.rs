@@ -6,9 +6,12 @@
 
 #![allow(unsafe_code)]
 
+mod allocation;
 mod arguments;
 mod bound;
+mod capture;
 mod captured_graph;
+mod code;
 #[cfg(feature = "cudnn")]
 pub(crate) mod convolution;
 pub(crate) mod cublaslt;
@@ -26,11 +29,14 @@ pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
 mod out_of_memory;
+mod status;
 mod stream;
 mod versions;
 mod watched_memory;
 
+pub(super) use allocation::AllocationTable;
 pub(super) use arguments::Arguments;
+pub(super) use capture::Broken;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Watch};
 pub(crate) use download::Download;
@@ -41,54 +47,10 @@ pub(super) use interpose::{
 pub(crate) use interpose::{unwatched, Handover};
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
-pub(super) use memory::{aligned_input, bytes_of, copy_of, AllocationTable, MemoryBlock, Relocation, ALIGNMENT};
+pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use out_of_memory::lacks_memory;
-pub(super) use stream::{Broken, Event, Stream, StreamId};
+pub(super) use stream::{Event, Stream, StreamId};
 pub(super) use versions::software;
 pub(super) use watched_memory::WatchedMemory;
 
-use std::ffi::{c_char, CStr};
-
-use cudarc::driver::sys::{self, CUresult};
-
-use crate::fault::Fault;
-use crate::{Error, Result};
-
-/// Turns a failed status into an error that names the call.
-fn check(call: &'static str, status: CUresult) -> Result<()> {
-    match status {
-        CUresult::CUDA_SUCCESS => Ok(()),
-        status => Err(failure(call, status)),
-    }
-}
-
-/// The error of a failed call.
-fn failure(call: &'static str, status: CUresult) -> Error {
-    let mut text: *const c_char = std::ptr::null();
-    // SAFETY: the driver writes a pointer to a static string, or null for an unknown status.
-    let message = unsafe {
-        sys::cuGetErrorString(status, &mut text);
-        if text.is_null() {
-            format!("{status:?}")
-        } else {
-            format!("{status:?}: {}", CStr::from_ptr(text).to_string_lossy())
-        }
-    };
-    Error::Driver { call, message }.with_fault(Fault::of_status(status))
-}
-
-/// Converts cudarc's errors to this crate's.
-fn wrap(call: &'static str) -> impl Fn(cudarc::driver::DriverError) -> Error {
-    move |error| failure(call, error.0)
-}
-
-/// The value that a driver call writes through its out-parameter.
-///
-/// # Safety
-/// `f` must initialise its argument whenever it succeeds.
-unsafe fn get<T>(call: &'static str, f: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
-    let mut value = std::mem::MaybeUninit::zeroed();
-    check(call, f(value.as_mut_ptr()))?;
-    // SAFETY: the call succeeded, so the value is initialised.
-    Ok(unsafe { value.assume_init() })
-}
+use self::status::{check, failure, get, wrap};

@@ -1,6 +1,5 @@
 //! The effects of kernels: which memory each launch reads and writes.
 
-pub(crate) mod effects;
 mod proof;
 mod ptx;
 mod table;
@@ -10,10 +9,10 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
 use self::table::effects_of;
 use super::driver::{Arguments, KernelNode};
+use crate::cuda::operator::effects::{Before, Effects, Extent, Factor};
 use crate::trace::{AccessMode, Launch, Region};
 
 /// The launch of a kernel whose effects are known: one of candle's or of this library's, listed in the table. `code` is

@@ -5,8 +5,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::effects::{Before, Effects, Extent, Factor};
 use super::ptx::Entry;
+use crate::cuda::operator::effects::{Before, Effects, Extent, Factor};
 
 /// The parameters that a register's value is computed from, by index; `None` is a table of constants.
 type Origins = BTreeSet<Option<usize>>;

@@ -6,7 +6,7 @@
 //! candle-nn; candle-transformers has no kernels of its own. `proof` checks against the kernels' PTX which argument is
 //! written, with which element type, and whether it is read.
 
-use super::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
+use crate::cuda::operator::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
 use crate::kernel_catalog::KernelEntry;
 use crate::ops::effects::EFFECTS;
 

@@ -2,6 +2,7 @@
 //! autotuning.
 
 pub(crate) mod choice;
+pub(crate) mod effects;
 mod fastest;
 pub(crate) mod format;
 pub(crate) mod head_rows;

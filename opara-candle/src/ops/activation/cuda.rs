@@ -4,7 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::{launch, Activation};
+use super::launch;
+use crate::activation::Activation;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
 

@@ -1,6 +1,6 @@
 //! Memory effects of the bias and activation kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // activation.cu: numel, columns, activation, in, bias, out; the bias may be null

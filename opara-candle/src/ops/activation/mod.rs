@@ -1,4 +1,4 @@
-//! Activation functions that follow a matmul or a convolution.
+//! Activation functions as operators.
 
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -10,24 +10,7 @@ mod launch;
 use candle::{Module, Result, Tensor};
 
 use super::own_or;
-
-/// An activation that is applied to the result of a matmul or a convolution in the same call.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Activation {
-    /// No activation.
-    #[default]
-    None,
-    /// `max(x, 0)`. For NaN the result depends on the kernel: for 16-bit types it is NaN, as with candle; for f32
-    /// candle's operator gives 0, and a convolution may do so too.
-    Relu,
-    /// Gaussian error linear unit, tanh approximation.
-    Gelu,
-    /// Gaussian error linear unit, exact (with the error function).
-    GeluErf,
-    /// `x * sigmoid(x)`.
-    Silu,
-}
+use crate::activation::Activation;
 
 /// Applies the activation as an operator of its own.
 impl Module for Activation {
@@ -38,20 +21,6 @@ impl Module for Activation {
             Self::Gelu => super::gelu(x),
             Self::GeluErf => super::gelu_erf(x),
             Self::Silu => super::silu(x),
-        }
-    }
-}
-
-#[cfg(feature = "cuda")]
-impl Activation {
-    /// The activation's code in `activation.cuh`.
-    pub(super) fn code(self) -> i32 {
-        match self {
-            Self::None => 0,
-            Self::Relu => 1,
-            Self::Gelu => 2,
-            Self::GeluErf => 3,
-            Self::Silu => 4,
         }
     }
 }

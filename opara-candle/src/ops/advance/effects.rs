@@ -1,6 +1,6 @@
 //! Memory effects of the counter kernels.
 
-use crate::cuda::kernels::effects::{writes, Before::AddedTo, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Before::AddedTo, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // advance.cu: numel, increment, counters

@@ -1,6 +1,6 @@
 //! Memory effects of the argmax kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // argmax.cu: rows, columns, in, out

@@ -3,7 +3,7 @@
 use candle::{bail, DType, Layout, Result, Shape, Storage, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::shared_by;
+use super::sharing::shared_by;
 use crate::cpu::kernels::{
     each, lanes, multiply, rows_at_once, softmax_in_place, Element, Sum, PANEL, VECTORS, WORTH_A_THREAD,
 };

@@ -5,7 +5,7 @@ use candle::{bail, DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Scores};
-use super::shared_by;
+use super::sharing::shared_by;
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;

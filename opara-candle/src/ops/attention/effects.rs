@@ -1,6 +1,6 @@
 //! Memory effects of the attention kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // attention.cu: numel, queries, keys, heads, sharing, scale, strides of q, k, v and bias, q, k, v, bias, out,

@@ -7,9 +7,11 @@ mod cuda;
 pub(in crate::ops) mod effects;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+mod sharing;
 
 use candle::{Result, Tensor};
 
+use self::sharing::shared_by;
 use super::{
     add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
     unsqueeze,
@@ -122,11 +124,6 @@ pub(crate) fn masked_attention(
         add_softmax(&mask?.where_cond(&hidden?, scores)?, None)
     };
     by_matmuls(&wide_q?, &k?, &v?, scale, weights)?.to_dtype(q.dtype())
-}
-
-/// How many heads of queries share one of these heads of keys; `None` if not all of these do.
-fn shared_by(heads: usize, of_keys: usize) -> Option<usize> {
-    (of_keys > 0 && heads.is_multiple_of(of_keys)).then(|| heads / of_keys)
 }
 
 /// Keys or values with a copy of each head for each head of queries that shares it.

@@ -2,7 +2,7 @@
 
 use candle::{DType, Result, Tensor, D};
 
-use super::{CachedAttention, NewTokens};
+use super::operands::{CachedAttention, NewTokens};
 use crate::cpu::record::apply;
 use crate::ops::{attention, narrow, permute, reshape, rms_norm, softmax_last_dim, write_rows};
 

@@ -6,7 +6,7 @@ use cudarc::driver::DeviceRepr;
 
 use super::composed::by_mask;
 use super::launch::{self, Operands, Sizes};
-use super::{CachedAttention, NewTokens};
+use super::operands::{CachedAttention, NewTokens};
 use crate::cuda::driver::address_of;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::causal_attention::{self, causal_attention};

@@ -1,6 +1,6 @@
 //! Memory effects of the cached attention kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // cached_attention.cuh: numel, sizes, ..., qkv, scales of queries and of keys, start, rotary, by_distance, cache, out; the

@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::CachedAttention;
+use super::operands::CachedAttention;
 use crate::cuda::driver::kernels::{
     address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, Capabilities,
 };

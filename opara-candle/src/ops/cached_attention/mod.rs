@@ -7,45 +7,13 @@ mod cuda;
 pub(super) mod effects;
 #[cfg(feature = "cuda")]
 mod launch;
+mod operands;
 
 use candle::{bail, DType, Result, Tensor};
 
+pub use self::operands::{CachedAttention, NewTokens};
 use super::own_or;
 use crate::gradient;
-
-/// The sizes of attention over a cache, which are the same at every call.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CachedAttention {
-    /// Heads of the queries.
-    pub heads: usize,
-    /// Heads of keys and values: a number that divides `heads`.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// What scores are multiplied by.
-    pub scale: f64,
-    /// How many tokens a token sees, itself included; all, if not given.
-    pub window: Option<usize>,
-    /// What is added to the mean square where queries and keys are normalised.
-    pub eps: f32,
-}
-
-/// What attention over a cache takes besides its cache.
-#[derive(Debug, Clone, Copy)]
-pub struct NewTokens<'a> {
-    /// Queries, keys and values of the new tokens in this order: `(batch, tokens, (heads + 2 * kv_heads) * head_dim)`.
-    pub qkv: &'a Tensor,
-    /// Where each sequence's first new token stands, as u32: `(batch)`.
-    pub start: &'a Tensor,
-    /// Cosines and, behind them, sines by position, in f32: `(positions, 2 * pairs)`. Elements `i` and `i + pairs` of a head turn
-    /// together; what is behind `2 * pairs` stays.
-    pub rotary: Option<&'a Tensor>,
-    /// Scales `(head_dim)` of the root-mean-square norms of each head of queries and of keys.
-    pub norms: Option<(&'a Tensor, &'a Tensor)>,
-    /// What is added to the score of a token and a place that is so many tokens before it, in f32: `(heads, distances)`, with at least
-    /// as many distances as the cache has places.
-    pub by_distance: Option<&'a Tensor>,
-}
 
 /// Writes the keys and values of new tokens into a cache, in place, and gives what the tokens see of it: causal attention with
 /// grouped heads (Ainslie et al., "GQA", 2023), `(batch, tokens, heads * head_dim)`.

@@ -1,6 +1,6 @@
 //! Memory effects of the concatenation kernels.
 
-use crate::cuda::kernels::effects::{
+use crate::cuda::operator::effects::{
     writes, Effects,
     Extent::Elements,
     Factor::{Argument, Times},

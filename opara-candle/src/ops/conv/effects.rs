@@ -1,6 +1,6 @@
 //! Memory effects of the depthwise convolution kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // depthwise.cu: numel, ..., in, weight, bias, out

@@ -1,6 +1,6 @@
 //! Memory effects of the operators on two operands of f64.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // double_binary.cu: numel, columns, middle, inner, strides of x, strides of y, x, y, out

@@ -6,12 +6,8 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::Rows;
+use super::rows::{Rows, THREADS};
 use crate::cuda::driver::kernels::{expect, expect_f64, function, ptx};
-
-/// `THREADS` of `double_binary.cu`, and the elements of a block.
-const THREADS: usize = 256;
-pub(super) const ELEMENTS: usize = THREADS * 8;
 
 /// One of the file's kernels on two operands, into `out`.
 ///

@@ -1,6 +1,6 @@
 //! Memory effects of the convolution in f64.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // double_conv.cu: numel, sizes, strides, dilations, padding, in, weight, out

@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::Sizes;
+use super::sizes::Sizes;
 use crate::cuda::driver::kernels::{allow_shared, expect, expect_f64, function, ptx, Capabilities};
 
 const KERNEL: &str = "opara_double_conv_f64";

@@ -2,11 +2,13 @@
 
 pub(in crate::ops) mod effects;
 mod launch;
+mod sizes;
 
 use candle::cuda_backend::CudaDType;
 use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
+use self::sizes::Sizes;
 use crate::cuda::operator::{launched, with_elements, Call, Kernel};
 use crate::ops::Padding;
 
@@ -44,24 +46,6 @@ pub(crate) fn double_conv(
     let shape = (batch, groups * out, to.0, to.1);
     let weight = weight.permute((2, 3, 0, 1))?.contiguous()?;
     launched(DoubleConv { of, weight }, &x.contiguous()?, shape).map(Some)
-}
-
-/// The sizes of a convolution. Pairs are of rows and columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Sizes {
-    batch: usize,
-    groups: usize,
-    /// Channels of the result in each group, and of the operand.
-    out: usize,
-    inner: usize,
-    /// Sizes of the operand's images, of the result's, and of the window.
-    from: (usize, usize),
-    to: (usize, usize),
-    kernel: (usize, usize),
-    stride: (usize, usize),
-    dilation: (usize, usize),
-    /// Rows above, and columns to the left. What else is outside of the images counts as zeros, too.
-    padding: (usize, usize),
 }
 
 struct DoubleConv {

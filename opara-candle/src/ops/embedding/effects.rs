@@ -1,6 +1,6 @@
 //! Memory effects of the embedding kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // embedding.cu: numel, columns, rows of the table, ids, table, out

@@ -1,6 +1,6 @@
 //! Memory effects of the kernels that total errors.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Grid, Factor::Times};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Grid, Factor::Times};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // error_totals.cu: numel, reference, candle, other, out

@@ -5,11 +5,10 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Epilogue, Gemv, Operands};
-use super::RmsScale;
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
-use crate::ops::Activation;
+use crate::ops::{Activation, RmsScale};
 
 /// `residual + activation(norm(x) * weightᵀ + bias)`; `None` where other operators have to do it, or have to refuse.
 pub(super) fn norm_linear(

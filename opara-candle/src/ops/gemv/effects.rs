@@ -1,6 +1,6 @@
 //! Memory effects of the GEMV kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // gemv.cuh, gemv_tensor.cuh: numel, columns, inner, splits, activation, eps, x, scale, weight, bias, residual, out; scale, bias and residual

@@ -11,11 +11,8 @@ use candle::{bail, Result, Tensor, D};
 
 use super::few_rows::as_few;
 use super::matmul::matmul_flops;
-use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation};
+use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation, RmsScale};
 use crate::cpu::record::apply;
-
-/// A root-mean-square norm of an operand: a scale of the length of its rows, and what is added to the mean square.
-pub type RmsScale<'a> = (&'a Tensor, f32);
 
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
 /// `(.., out)`: the products of a decoder's layer.

@@ -1,6 +1,6 @@
 //! Memory effects of the group norm kernels.
 
-use crate::cuda::kernels::effects::{
+use crate::cuda::operator::effects::{
     writes, Effects,
     Extent::Elements,
     Factor::{Argument, Grid, Times},

@@ -1,6 +1,6 @@
 //! Memory effects of the head splitting kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // heads.cu: numel, seq, heads, dim, pitch, scale, in, bias, out; the bias may be null

@@ -156,7 +156,7 @@ impl<T: Element<Sum = T> + Sum> Product<'_, T> {
         if y.is_empty() {
             return y;
         }
-        let panels = out.div_ceil(width).div_ceil(TASKS * crate::cpu::cores()).clamp(1, PANELS);
+        let panels = out.div_ceil(width).div_ceil(TASKS * crate::cpu::cores::cores()).clamp(1, PANELS);
         let columns = panels * width;
         let task = |task: usize| (task * columns, Vec::with_capacity(rows));
         let mut tasks: Vec<(usize, Vec<&mut [T]>)> = (0..out.div_ceil(columns)).map(task).collect();

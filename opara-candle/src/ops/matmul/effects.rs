@@ -1,6 +1,6 @@
 //! Memory effects of the matmul kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // matmul.cu: rows, columns, inner, activation, x, weight, bias, out; the bias may be null

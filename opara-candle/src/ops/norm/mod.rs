@@ -14,6 +14,9 @@ use super::{add, own_on, own_or};
 use crate::cpu::record::apply;
 use crate::gradient;
 
+/// A root-mean-square norm of an operand: a scale of the length of its rows, and what is added to the mean square.
+pub type RmsScale<'a> = (&'a Tensor, f32);
+
 /// Layer norm over the last dimension, with a scale and a shift of that length.
 ///
 /// ```

@@ -1,6 +1,6 @@
 //! Memory effects of the attention kernels of one query.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // one_query.cuh: numel, sizes, strides of q, k, v and bias, scale, q, k, v, bias, out; the bias may be null

@@ -3,7 +3,7 @@
 use candle::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::PoolKind;
+use super::kind::PoolKind;
 use crate::cpu::kernels::{each, elements, joined, larger, Element, Sum, Taps, Windows, WIDEST, WORTH_A_THREAD};
 use crate::gradient::applied;
 use crate::ops::PoolConfig;

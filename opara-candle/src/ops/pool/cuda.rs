@@ -4,8 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
+use super::kind::PoolKind;
 use super::launch::{self, Sums, Windows};
-use super::PoolKind;
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::{is_known, launched, Call, Kernel};

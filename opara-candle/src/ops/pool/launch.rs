@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use super::PoolKind;
+use super::kind::PoolKind;
 use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
 use crate::cuda::operator::plane::{Plane, H200_THREADS};
 use crate::ops::PoolConfig;

@@ -5,19 +5,14 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(in crate::ops) mod effects;
+mod kind;
 #[cfg(feature = "cuda")]
 mod launch;
 
 use candle::{bail, Device, Result, Tensor};
 
+use self::kind::PoolKind;
 use super::{apply, own_on, own_or, PoolConfig};
-
-/// The reduction over a window.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum PoolKind {
-    Max,
-    Mean,
-}
 
 /// Max pooling of `(batch, channels, h, w)`. Padding is never the maximum; NaN always is.
 ///

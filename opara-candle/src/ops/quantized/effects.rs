@@ -1,6 +1,6 @@
 //! Memory effects of the kernels for quantised weights.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // quantized.cuh, quantized_tensor.cuh: numel, columns, inner, splits, eps, x, norm, codes, scales, bias, residual, out; norm, bias

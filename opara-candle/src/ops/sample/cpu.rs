@@ -3,7 +3,6 @@
 use candle::{bail, CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 
 use super::parameters::{BARRED, BARS, SEEN, WORDS};
-use super::Mark;
 use crate::ops::argmax::first_largest;
 
 /// All operands are contiguous.
@@ -195,6 +194,9 @@ fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     }
     counter
 }
+
+/// [`mark_seen`](super::mark_seen) on contiguous tensors.
+pub(super) struct Mark;
 
 impl InplaceOp2 for Mark {
     fn name(&self) -> &'static str {

@@ -1,6 +1,6 @@
 //! Memory effects of the sampling kernels.
 
-use crate::cuda::kernels::effects::{writes, Before::PartlyKept, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Before::PartlyKept, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // sample.cu: rows, vocabulary, tokens, marks

@@ -89,11 +89,8 @@ pub fn mark_seen(seen: &Tensor, tokens: &Tensor) -> Result<()> {
     if tokens.dtype() != DType::U32 || tokens.elem_count() != rows {
         bail!("{rows} tokens of u32 are marked, not {:?} {:?}", tokens.dtype(), tokens.dims())
     }
-    apply_in_place("mark_seen", &[seen, tokens], |t| t[0].inplace_op2(&t[1].contiguous()?, &Mark))
+    apply_in_place("mark_seen", &[seen, tokens], |t| t[0].inplace_op2(&t[1].contiguous()?, &cpu::Mark))
 }
-
-/// [`mark_seen`] on contiguous tensors.
-struct Mark;
 
 fn check_seen(seen: &Tensor, rows: usize, vocab: usize) -> Result<()> {
     if seen.dtype() != DType::U8 || seen.dims() != [rows, vocab] || !seen.is_contiguous() {

@@ -3,7 +3,7 @@
 use candle::{bail, CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor};
 use pulp::{Arch, Simd, WithSimd};
 
-use super::RowStarts;
+use super::bias::RowStarts;
 use crate::cpu::kernels::{each, elements, softmax_in_place, Element, Sum, WORTH_A_THREAD};
 use crate::gradient::{applied, applied2};
 

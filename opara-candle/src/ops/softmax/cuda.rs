@@ -4,7 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::{launch, RowStarts};
+use super::bias::RowStarts;
+use super::launch;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
 

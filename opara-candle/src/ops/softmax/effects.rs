@@ -1,6 +1,6 @@
 //! Memory effects of the softmax kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // softmax.cu: rows, columns, sizes and strides of the bias, in, bias, out; the bias may be null

@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
 
-use super::RowStarts;
+use super::bias::RowStarts;
 use crate::cuda::driver::kernels::{arg_or_null, expect, function, ptx, wide};
 use crate::cuda::operator::rows::Rows;
 

@@ -1,6 +1,6 @@
 //! Memory effects of the upsampling kernels.
 
-use crate::cuda::kernels::effects::{writes, Effects, Extent::Elements, Factor::Argument};
+use crate::cuda::operator::effects::{writes, Effects, Extent::Elements, Factor::Argument};
 
 pub(in crate::ops) const EFFECTS: &[Effects] = &[
     // upsample.cu: numel, channels, sizes of both planes, scales, in, out

@@ -1,6 +1,6 @@
 //! Memory effects of the row copy kernels.
 
-use crate::cuda::kernels::effects::{
+use crate::cuda::operator::effects::{
     writes,
     Before::PartlyKept,
     Effects,

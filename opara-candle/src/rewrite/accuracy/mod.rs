@@ -1,5 +1,6 @@
 //! What "no less accurate" means, and whether it holds: of results in place of candle's, by double precision.
 
+mod errors;
 mod on_device;
 mod on_host;
 #[cfg(test)]
@@ -7,22 +8,7 @@ mod tests;
 
 use candle::{DType, Result, Tensor};
 
-/// How far a result may be from double precision, in units of the type's rounding, where candle's is so far.
-///
-/// The error of an element counts as a multiple of `u · max(|r|, rms r)`: `r` is the result in double precision and `u` the type's
-/// unit roundoff (2^-11 in f16, 2^-8 in bf16, 2^-24 in f32). Elements that are tiny beside the others count by those, since
-/// sums cancel to them. A result is no less accurate than candle's if
-///
-/// - the root of its mean squared error is at most 1.05 times candle's plus 0.05 units,
-/// - its largest error is at most 1.5 times candle's plus 1 unit,
-/// - it is finite wherever candle's is, NaN only where candle's is, and infinite only where candle's is.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Errors {
-    /// Root of the mean square.
-    pub rms: f64,
-    /// The largest.
-    pub max: f64,
-}
+pub(crate) use self::errors::Errors;
 
 /// Errors of candle's result and of another one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -140,9 +126,4 @@ pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::r
         false => Err(format!("an output differs from candle's by {found:.2e}")),
     };
     Ok(found.and_then(is_near))
-}
-
-/// The root of the mean squared difference, relative to candle's, of these sums of squares.
-fn relative(differences: f64, squares: f64) -> f64 {
-    (differences / squares.max(f64::MIN_POSITIVE)).sqrt()
 }

@@ -3,7 +3,7 @@
 
 use candle::{bail, DType, Result, Tensor};
 
-use super::{relative, Errors};
+use super::errors::{relative, Errors};
 #[cfg(feature = "cuda")]
 use crate::ops::{error_totals, ErrorTotals};
 

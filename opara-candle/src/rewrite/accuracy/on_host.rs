@@ -2,7 +2,7 @@
 
 use candle::{DType, Result, Tensor};
 
-use super::{relative, Errors};
+use super::errors::{relative, Errors};
 
 /// The elements, converted where they are: that takes a GPU no time.
 fn on_host(t: &Tensor) -> Result<Vec<f64>> {

@@ -4,7 +4,6 @@
 //! ends, and the handle cannot run anything. So what is captured with the module's handle runs, if it does, with a second one, which the
 //! private stream keeps.
 
-use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::null_mut;
 
@@ -12,8 +11,8 @@ use cudarc::cudnn::sys::{
     self, cudaStream_t, cudnnActivationDescriptor_t, cudnnConvolutionDescriptor_t, cudnnConvolutionFwdAlgo_t,
     cudnnFilterDescriptor_t, cudnnHandle_t, cudnnStatus_t, cudnnTensorDescriptor_t,
 };
-use cudarc::driver::sys::CUstream;
 
+use super::cudnn_handles::{edit, set_stream, stream_of};
 use super::library_call::{Call, Computed, Meaning, Operand, Placed};
 use super::noted::noted_beside;
 use super::status::Status;
@@ -21,17 +20,6 @@ use super::thread_capture::{self, private_stream_for};
 use crate::trace::{Dim, Element, Function, Window};
 
 const MISSING: cudnnStatus_t = cudnnStatus_t::CUDNN_STATUS_NOT_INITIALIZED;
-
-thread_local! {
-    /// The handles whose stream this thread has set, with the stream that it set.
-    static HANDLES: RefCell<Vec<(cudnnHandle_t, CUstream)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Edits the list; does nothing while the thread ends.
-fn edit(f: impl FnOnce(&mut Vec<(cudnnHandle_t, CUstream)>)) {
-    // A thread that ends does not capture, so no handle is on a private stream.
-    let _ = HANDLES.try_with(|handles| f(&mut handles.borrow_mut()));
-}
 
 super::interpose! {
     /// Sets the stream of a handle; during a capture the private one.
@@ -64,59 +52,6 @@ super::interpose! {
         // SAFETY: the arguments are the caller's.
         unsafe { next(handle) }
     }
-}
-
-/// Moves this thread's handles for the stream `device` to another stream, and to `after` when dropped.
-pub(super) struct HandlesOn {
-    device: CUstream,
-    after: CUstream,
-}
-
-/// Sets the streams of this thread's handles for the stream `device`.
-pub(super) fn handles_on(device: CUstream, now: CUstream, after: CUstream) -> HandlesOn {
-    set_streams(device, now);
-    HandlesOn { device, after }
-}
-
-impl Drop for HandlesOn {
-    fn drop(&mut self) {
-        set_streams(self.device, self.after);
-    }
-}
-
-/// Sets the stream of the handles that the program has set to `asked`.
-fn set_streams(asked: CUstream, stream: CUstream) {
-    let mut of_stream = Vec::new();
-    edit(|handles| of_stream.extend(handles.iter().filter(|(_, of)| *of == asked).map(|(handle, _)| *handle)));
-    for handle in of_stream {
-        // SAFETY: handles leave the list when they are destroyed, and this thread alone uses them.
-        let status = unsafe { set_stream(handle, stream) };
-        if status != cudnnStatus_t::CUDNN_STATUS_SUCCESS {
-            tracing::warn!(?status, "the stream of a cuDNN handle could not be set");
-        }
-    }
-}
-
-/// Sets the stream of a handle, and does not list it.
-///
-/// # Safety
-/// The handle must exist, and no other thread may use it meanwhile.
-unsafe fn set_stream(handle: cudnnHandle_t, stream: CUstream) -> cudnnStatus_t {
-    type SetStream = unsafe extern "C" fn(cudnnHandle_t, cudaStream_t) -> cudnnStatus_t;
-    static SET: super::Next<SetStream> = super::Next::new();
-    // SAFETY: the type is cuDNN's, and the caller vouches for the handle.
-    unsafe { SET.get("cudnnSetStream\0").map_or(MISSING, |set| set(handle, stream.cast())) }
-}
-
-/// The stream that this thread has set for a handle; the default stream if it has set none.
-fn stream_of(handle: cudnnHandle_t) -> CUstream {
-    let mut stream = null_mut();
-    edit(|handles| {
-        if let Some((_, of)) = handles.iter().find(|(known, _)| *known == handle) {
-            stream = *of;
-        }
-    });
-    stream
 }
 
 /// A new handle of the current context; null if none can be made. Unlike those of cuBLAS, it does not wait for the device.

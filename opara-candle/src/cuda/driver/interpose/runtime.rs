@@ -103,7 +103,7 @@ launches! {
 /// The driver's handle of the kernel behind a host function; null if it has none.
 fn kernel_of(function: *const c_void) -> sys::CUkernel {
     type GetKernel = unsafe extern "C" fn(*mut sys::CUkernel, *const c_void) -> c_int;
-    static GET: super::Next<GetKernel> = super::Next::new();
+    static GET: super::next::Next<GetKernel> = super::next::Next::new();
     let mut kernel = std::ptr::null_mut();
     // SAFETY: the type is the one that the runtime declares; it looks the function up and writes the kernel, if there is one.
     let found = unsafe { GET.get("cudaGetKernel\0").map(|get| get(&mut kernel, function)) };

@@ -15,7 +15,7 @@ use super::library_call::LibraryCall;
 use super::private_stream::PrivateStream;
 use super::restore::Restore;
 use super::status::Status;
-use super::thread_end;
+use super::{library_handles, thread_end};
 use crate::trace::scope;
 use crate::Error;
 
@@ -138,7 +138,7 @@ pub(super) fn give_back(capture: *mut ThreadCapture) {
 pub(super) fn during<T>(capture: *mut ThreadCapture, f: impl FnOnce() -> T) -> T {
     let _restore = Restore(&CURRENT, CURRENT.replace(capture));
     let streams = with(|capture| (capture.device, capture.private));
-    let _handles = streams.map(|(device, private)| super::library_handles_on(device, private, device));
+    let _handles = streams.map(|(device, private)| library_handles::handles_on(device, private, device));
     f()
 }
 

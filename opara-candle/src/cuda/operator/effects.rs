@@ -83,7 +83,7 @@ pub(crate) const fn writes(name: &'static str, output: usize, extent: Extent) ->
 
 /// Kernels with the arguments `numel, num_dims, info, ...` that compute each output element from one element of each
 /// input.
-pub(super) const fn maps(name: &'static str, inputs: &'static [usize], output: usize) -> Effects {
+pub(in crate::cuda) const fn maps(name: &'static str, inputs: &'static [usize], output: usize) -> Effects {
     writes(name, output, Elements(&[Argument(0)])).reads(inputs).strides(2)
 }
 
