@@ -30,7 +30,7 @@ impl Rooms {
     pub fn unused<'a>(&self, files: impl Iterator<Item = &'a Module> + Clone) -> Vec<String> {
         let names = self.0.iter().flatten();
         let is_unused = |name: &&Module| !files.clone().any(|file| file.starts_with(name));
-        names.filter(is_unused).map(|name| told(name)).collect()
+        names.filter(is_unused).map(told).collect()
     }
 }
 
