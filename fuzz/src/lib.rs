@@ -1,28 +1,58 @@
-//! Shared by the fuzz targets: files of a run, and the inputs that a run begins with.
+//! What the fuzz targets do with an input: each module's `run` reads it as a stranger's file or request. An answer and a typed error are
+//! both fine; a panic, a hang, and memory out of proportion are findings.
 
+pub mod config;
+pub mod folder;
+pub mod gguf;
+pub mod mutation;
+pub mod parts;
+pub mod pickle;
+pub mod request;
+pub mod safetensors;
 pub mod seeds;
-
-use std::path::{Path, PathBuf};
-use std::sync::LazyLock;
+pub mod sentences;
+mod start;
+pub mod template;
+pub mod tokenizer;
+pub mod trace;
 
 use candle::{DType, Device};
+use opara_weights::Checkpoint;
 
-/// The folder that a process writes its inputs to.
-static FOLDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| tempfile::tempdir().expect("a folder for files"));
+pub use start::start;
 
-/// Writes a file for a reader that takes a path. Each call overwrites the file of the call before.
-pub fn file(name: &str, bytes: &[u8]) -> PathBuf {
-    let path = FOLDER.path().join(name);
-    std::fs::write(&path, bytes).expect("the folder takes files");
-    path
-}
+/// Runs a target on one input, and says whether it was read.
+pub type Target = fn(&[u8]) -> bool;
 
-/// Requests all tensors of a weights file, as a model does.
-pub fn read_weights(path: &Path) {
-    let Ok(checkpoint) = opara_weights::Checkpoint::find(&path.display().to_string()) else { return };
-    let Ok(loaded) = checkpoint.load(DType::F32, &Device::Cpu) else { return };
-    for name in loaded.surplus() {
-        // A tensor or a typed error: both are answers.
-        let _ = loaded.vb.get_unchecked(&name);
+/// All targets by name.
+pub const TARGETS: [(&str, Target); 9] = [
+    ("config", config::run),
+    ("gguf", gguf::run),
+    ("pickle", pickle::run),
+    ("request", request::run),
+    ("safetensors", safetensors::run),
+    ("sentences", sentences::run),
+    ("template", template::run),
+    ("tokenizer", tokenizer::run),
+    ("trace", trace::run),
+];
+
+/// Requests all tensors of a checkpoint, as a model does.
+pub(crate) fn read_weights(checkpoint: &Checkpoint) -> bool {
+    for dtype in [DType::F32, DType::F16, DType::U8] {
+        let Ok(loaded) = checkpoint.load(dtype, &Device::Cpu) else { return false };
+        let names = loaded.surplus();
+        for pair in names.windows(2) {
+            let _ = loaded.is_copy(&pair[0], &pair[1]);
+        }
+        for name in names {
+            let _ = loaded.vb.get_unchecked(&name);
+        }
+        let _ = loaded.check(|_| false);
     }
+    true
 }
+
+/// A file of some kilobytes that takes more than this is a finding: the program ends, since no memory is left.
+#[global_allocator]
+static MEMORY: cap::Cap<std::alloc::System> = cap::Cap::new(std::alloc::System, 512 << 20);

@@ -292,12 +292,16 @@ impl GrpcInferenceService for Grpc {
     ) -> Reply<Self::ModelStreamInferStream> {
         let (_, extensions, requests) = request.into_parts();
         let grpc = Grpc(self.0.clone());
-        let answers = unfold((grpc, extensions, requests), |(grpc, mut extensions, mut requests)| async {
-            let answer = match requests.next().await? {
-                Ok(request) => Ok(grpc.answer(request, &mut extensions).await),
-                Err(status) => Err(status),
-            };
-            Some((answer, (grpc, extensions, requests)))
+        let answers = unfold(Some((grpc, extensions, requests)), |open| async {
+            let (grpc, mut extensions, mut requests) = open?;
+            match requests.next().await? {
+                Ok(request) => {
+                    let answer = grpc.answer(request, &mut extensions).await;
+                    Some((Ok(answer), Some((grpc, extensions, requests))))
+                }
+                // The requests after it would be the same error without end.
+                Err(status) => Some((Err(status), None)),
+            }
         });
         Ok(Response::new(Box::pin(answers)))
     }

@@ -1,9 +1,14 @@
 //! The Open Inference Protocol over gRPC.
 
 use anyhow::{Context, Result};
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
 use opara_serve::pb::grpc_inference_service_client::GrpcInferenceServiceClient;
 use opara_serve::pb::*;
+use prost::Message;
 use tonic::Code;
+use tower::ServiceExt;
 
 use super::{setup, small};
 
@@ -69,5 +74,25 @@ async fn grpc_answers_and_refuses() -> Result<()> {
         errors.push(reply.error_message);
     }
     assert_eq!(errors, ["", "there is no model \"other\"", ""]);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_ends_with_one_error() -> Result<()> {
+    let setup = setup(small())?;
+    let message = text_request(&["a"]).encode_to_vec();
+    // A whole message, and one byte of nine.
+    let body = [&[0], &(message.len() as u32).to_be_bytes()[..], &message, &[0, 0, 0, 0, 9, 1]].concat();
+    let request = Request::post("/inference.GRPCInferenceService/ModelStreamInfer");
+    let request = request.header("content-type", "application/grpc").body(Body::from(body))?;
+    let mut answer = setup.router.oneshot(request).await?.into_body();
+    let mut frames = Vec::new();
+    for _ in 0..3 {
+        frames.push(answer.frame().await.transpose()?);
+    }
+    assert!(frames[0].as_ref().is_some_and(|frame| frame.is_data()), "{frames:?}");
+    let status = frames[1].as_ref().and_then(|frame| frame.trailers_ref()?.get("grpc-status"));
+    assert_eq!(status.map(|status| status.as_bytes()), Some(&b"13"[..]), "{frames:?}");
+    assert!(frames[2].is_none(), "{frames:?}");
     Ok(())
 }

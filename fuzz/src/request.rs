@@ -1,0 +1,162 @@
+//! Requests: the first byte chooses the route, the second the encoding of the body, and the rest is the body. Every answer ends, with
+//! the status of a success or of a client's mistake.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::Request;
+use axum::Router;
+use candle::{DType, Device};
+use http_body_util::BodyExt;
+use opara_models::decoder::{Config, Decoder, Scheduler, Text};
+use opara_serve::batch::{self, Batcher, Buckets, Registry};
+use opara_serve::embed::TextModel;
+use opara_serve::generate::{Generator, Writer};
+use opara_serve::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
+use opara_serve::protocol::Service;
+use opara_serve::server::{router, Settings};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+
+use crate::folder::Folder;
+use crate::sentences;
+
+const INFER: &str = "/v2/models/bert/infer";
+
+/// Routes over HTTP. On the second [`INFER`] tensors follow the first line.
+const ROUTES: [&str; 9] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/embeddings",
+    INFER,
+    INFER,
+    "/v2/repository/index",
+    "/v2/repository/models/bert/load",
+    "/v2/models/m/infer",
+    "/v2/models/bert/versions/1/infer",
+];
+
+/// Routes of gRPC, whose body is a message. To the last the body goes as it is.
+const CALLS: [&str; 9] = [
+    "inference.GRPCInferenceService/ModelInfer",
+    "inference.GRPCInferenceService/ModelStreamInfer",
+    "inference.GRPCInferenceService/ModelMetadata",
+    "inference.GRPCInferenceService/ModelReady",
+    "inference.GRPCInferenceService/RepositoryIndex",
+    "inference.GRPCInferenceService/RepositoryModelLoad",
+    "grpc.health.v1.Health/Check",
+    "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    "inference.GRPCInferenceService/ModelStreamInfer",
+];
+
+/// Encodings that a body claims to have.
+const ENCODINGS: [Option<&str>; 4] = [None, Some("gzip"), Some("deflate"), Some("identity")];
+
+static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime")
+});
+static ROUTER: LazyLock<Router> = LazyLock::new(|| serve().expect("a server"));
+
+/// Reads an input, and says whether it could be read.
+pub fn run(bytes: &[u8]) -> bool {
+    let [first, second, body @ ..] = bytes else { return false };
+    let (route, encoding) = (usize::from(*first) % (ROUTES.len() + CALLS.len()), ENCODINGS[usize::from(*second) % 4]);
+    let (request, path) = match ROUTES.get(route) {
+        Some(path) => (http(path, encoding, body, route == 4), *path),
+        None => {
+            let call = route - ROUTES.len();
+            (grpc(CALLS[call], encoding, body, call == CALLS.len() - 1), CALLS[call])
+        }
+    };
+    let (status, code, body) = RUNTIME.block_on(async {
+        let answer = ROUTER.clone().oneshot(request).await.expect("routers do not fail");
+        let (parts, body) = answer.into_parts();
+        let body = tokio::time::timeout(Duration::from_secs(8), body.collect()).await.expect("an answer ends");
+        let body = body.expect("an answer has a body");
+        let code =
+            body.trailers().and_then(|trailers| trailers.get("grpc-status")).or(parts.headers.get("grpc-status"));
+        let message =
+            parts.headers.get("grpc-message").map(|message| String::from_utf8_lossy(message.as_bytes()).into_owned());
+        (parts.status, code.map(|code| (code.clone(), message)), body.to_bytes())
+    });
+    // A request may ask for less time than an answer takes.
+    let is_late = status == 504 && String::from_utf8_lossy(bytes).contains("timeout");
+    let said = String::from_utf8_lossy(&body);
+    assert!(is_late || !status.is_server_error(), "{path}: {status}: {said}");
+    // Unknown, and internal: what tonic says of messages that it cannot read, too.
+    let is_fault = |code: &str, message: &str| {
+        code == "2"
+            || code == "13"
+                && !["decode", "decompress", "compress", "flag", "message", "protocol"]
+                    .iter()
+                    .any(|word| message.contains(word))
+    };
+    let Some((code, message)) = code else { return status.is_success() };
+    let (code, message) = (code.to_str().unwrap_or_default(), message.unwrap_or_default());
+    assert!(!is_fault(code, &message), "{path}: {code}: {message}");
+    code == "0"
+}
+
+fn http(path: &str, encoding: Option<&str>, body: &[u8], has_tensors: bool) -> Request<Body> {
+    let mut request = Request::post(path).header("content-type", "application/json");
+    if let Some(encoding) = encoding {
+        request = request.header("content-encoding", encoding);
+    }
+    if has_tensors {
+        let length = body.iter().position(|byte| *byte == b'\n').map_or(body.len(), |at| at + 1);
+        request = request.header("inference-header-content-length", length);
+    }
+    request.body(Body::from(body.to_vec())).expect("a sound request")
+}
+
+fn grpc(call: &str, encoding: Option<&str>, message: &[u8], is_framed: bool) -> Request<Body> {
+    let mut request =
+        Request::post(format!("/{call}")).header("content-type", "application/grpc").header("te", "trailers");
+    if let Some(encoding) = encoding {
+        request = request.header("grpc-encoding", encoding);
+    }
+    let flag = u8::from(encoding.is_some());
+    let body = match is_framed {
+        true => message.to_vec(),
+        false => [&[flag], &(message.len() as u32).to_be_bytes()[..], message].concat(),
+    };
+    request.body(Body::from(body)).expect("a sound request")
+}
+
+/// A server of a tiny embedder and a tiny decoder.
+fn serve() -> anyhow::Result<Router> {
+    let settings = Settings { max_body_bytes: Some(1 << 16), request_seconds: Some(60.), ..Settings::default() };
+    let registry = Arc::new(Registry::default());
+    let metrics = registry.model("bert");
+    let embedder: Loader = Arc::new(move || {
+        let folder = sentences::whole();
+        let model = TextModel::open(folder.path())?;
+        let buckets = Buckets::new([1, 2], [4, model.limit()], 32)?;
+        let engine = model.embedder(&Device::Cpu, DType::F32, &buckets)?;
+        let batcher = Batcher::start([engine], buckets, batch::Settings::default().metrics(metrics.clone()));
+        let (tokenizer, vocabulary) = (model.tokenizer().clone(), model.vocabulary());
+        let model = EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics.clone());
+        Ok(Arc::new(model.token_types(2)) as Arc<dyn Model>)
+    });
+    let (texts, counters) = (registry.texts("m"), registry.model("m"));
+    let decoder: Loader = Arc::new(move || {
+        let config = Config { vocab: 105, max_positions: 64, eos: vec![0], ..Config::tiny() };
+        let decoder = Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, 64)?;
+        let writer = Writer::start(vec![Scheduler::new(Arc::new(decoder), 2, None)?], 100, texts.clone());
+        let mut folder = Folder::new();
+        let tokenizer = folder.put("tokenizer.json", include_bytes!("../seeds/tokenizer.json"));
+        let template = b"{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
+{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
+        folder.put("chat_template.jinja", template);
+        let text = Arc::new(Text::beside(&tokenizer)?);
+        Ok(Arc::new(GenerationModel::new(Generator::new(writer, text), counters.clone())) as Arc<dyn Model>)
+    });
+    let models = Arc::new(Models::new([("bert".to_owned(), embedder), ("m".to_owned(), decoder)]));
+    for name in ["bert", "m"] {
+        models.load(name).map_err(|failure| anyhow::anyhow!(failure.message))?;
+    }
+    let service = Service { models, registry, limits: settings.limits(), may_control: false };
+    let _inside = RUNTIME.enter();
+    router(&service, &settings)
+}
