@@ -43,7 +43,10 @@ impl Folder {
                 self.put(name, bytes);
             }
             None if self.written.remove(name).is_some() => {
-                std::fs::remove_file(self.path().join(name)).expect("the file is there");
+                let path = self.path().join(name);
+                std::fs::remove_file(&path).expect("the file is there");
+                // A folder goes with its last file.
+                path.parent().filter(|folder| *folder != self.path()).map(std::fs::remove_dir);
             }
             None => {}
         }

@@ -1,20 +1,20 @@
 //! What the fuzz targets do with an input: each module's `run` reads it as a stranger's file or request. An answer and a typed error are
 //! both fine; a panic, a hang, and memory out of proportion are findings.
 
-pub mod config;
-pub mod folder;
-pub mod gguf;
+mod config;
+mod folder;
+mod gguf;
 pub mod mutation;
-pub mod parts;
-pub mod pickle;
-pub mod request;
-pub mod safetensors;
+mod parts;
+mod pickle;
+mod request;
+mod safetensors;
 pub mod seeds;
-pub mod sentences;
+mod sentences;
 mod start;
-pub mod template;
-pub mod tokenizer;
-pub mod trace;
+mod template;
+mod tokenizer;
+mod trace;
 
 use candle::{DType, Device};
 use opara_weights::Checkpoint;

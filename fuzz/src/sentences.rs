@@ -11,7 +11,7 @@ use crate::parts::{part, split};
 use crate::seeds::sentences::files;
 
 /// The files by the letters of their parts.
-pub const FILES: [(u8, &str); 11] = [
+pub const FILES: [(u8, &str); 12] = [
     (b'm', "modules.json"),
     (b'c', "config.json"),
     (b't', "tokenizer.json"),
@@ -22,6 +22,7 @@ pub const FILES: [(u8, &str); 11] = [
     (b'd', "2_Dense/config.json"),
     (b'w', "2_Dense/model.safetensors"),
     (b'l', "3_LayerNorm/config.json"),
+    (b'v', "3_LayerNorm/model.safetensors"),
     (b'n', "4_Normalize/config.json"),
 ];
 

@@ -2,7 +2,7 @@
 
 mod gguf;
 mod requests;
-pub mod sentences;
+pub(crate) mod sentences;
 mod texts;
 pub mod words;
 
@@ -57,17 +57,8 @@ fn folders() -> Vec<Vec<u8>> {
     let part = |name: &str| sound.iter().find(|(of, _)| *of == name).map(|(_, bytes)| bytes.as_slice());
     let of_file = |(letter, name): &(u8, &str)| Some(join(&[(*letter, part(name)?)]));
     let mut inputs: Vec<_> = crate::sentences::FILES.iter().filter_map(of_file).collect();
-    inputs.push(join(&[(b'm', b"")]));
-    inputs.push(join(&[
-        (b'm', b""),
-        (b'p', b""),
-        (b'd', b""),
-        (b'w', b""),
-        (b'l', b""),
-        (b'k', b""),
-        (b'b', b""),
-        (b's', b""),
-    ]));
+    // Without a list of modules.
+    inputs.push(join(&b"mpdwlvnkbs".map(|letter| (letter, &b""[..]))));
     for tokenizer in
         [include_bytes!("../../seeds/unigram.json").as_slice(), include_bytes!("../../seeds/wordlevel.json")]
     {

@@ -17,7 +17,7 @@ const BODIES: [(u8, &str); 17] = [
     (1, r#"{"model":"m","prompt":["hello"],"max_tokens":1,"stop":"l","user":"u"}"#),
     (1, r#"{"model":"m","prompt":[[5,6]],"max_tokens":2,"best_of":1,"suffix":""}"#),
     (2, r#"{"model":"bert","input":["a cat","dog"],"encoding_format":"base64","prompt_name":"query","truncate":true}"#),
-    (2, r#"{"model":"bert","input":[[1,2],[3]],"dimensions":4,"user":"u","prompt":"the "}"#),
+    (2, r#"{"model":"bert","input":[[1,2],[3]],"dimensions":4,"user":"u"}"#),
     (2, r#"{"model":"bert","input":"the cat sat on the mat and the dog slept under the sun by the river","truncate":true}"#),
     (3, r#"{"id":"1","inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}],"outputs":[{"name":"embedding","parameters":{"binary_data":true}}],"parameters":{"timeout":100000000,"prompt_name":"query","truncate":true}}"#),
     (3, r#"{"inputs":[{"name":"input_ids","datatype":"INT64","shape":[1,2],"data":[[3,4]]},{"name":"attention_mask","datatype":"INT64","shape":[1,2],"data":[1,0]},{"name":"token_type_ids","datatype":"INT32","shape":[1,2],"data":[1,0]}],"parameters":null}"#),
@@ -25,7 +25,7 @@ const BODIES: [(u8, &str); 17] = [
     (4, "{\"inputs\":[{\"name\":\"text\",\"datatype\":\"BYTES\",\"shape\":[1,1],\"parameters\":{\"binary_data_size\":7}}]}\n\u{3}\0\0\0cat"),
     (5, r#"{"ready":true}"#),
     (6, r#"{"parameters":{"unload_dependents":false}}"#),
-    (7, r#"{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}]}"#),
+    (8, r#"{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}]}"#),
 ];
 
 pub fn all() -> Vec<Vec<u8>> {

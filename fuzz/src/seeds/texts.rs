@@ -44,7 +44,7 @@ pub const QUANTIZATIONS: [&[u8]; 3] = [
 ];
 
 pub const POOLINGS: [&[u8]; 3] = [
-    br#"{"word_embedding_dimension":8,"pooling_mode":"lasttoken","include_prompt":true}"#,
+    br#"{"word_embedding_dimension":8,"pooling_mode":["lasttoken","mean"],"include_prompt":true}"#,
     br#"{"word_embedding_dimension":8,"pooling_mode":["cls","max"],"include_prompt":true}"#,
     br#"{"word_embedding_dimension":8,"pooling_mode_cls_token":true,"pooling_mode_weightedmean_tokens":true,"pooling_mode_mean_sqrt_len_tokens":false,"pooling_mode_lasttoken":false}"#,
 ];
