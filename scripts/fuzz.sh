@@ -16,7 +16,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/libfuzzer/target}
 
 # A target is named, so that build scripts and macros are built without coverage, which they cannot link.
 host=$(rustc -vV | sed -n 's/^host: //p')
-RUSTC_WRAPPER=$PWD/libfuzzer/rustc.sh cargo build --release --locked --manifest-path libfuzzer/Cargo.toml --target "$host"
+RUSTC_WRAPPER=$PWD/libfuzzer/rustc.sh cargo build --release --manifest-path libfuzzer/Cargo.toml --target "$host"
 
 for target in "${targets[@]}"; do
     mkdir -p "$corpus/$target" "$corpus/seeds/$target" "$corpus/artifacts/$target" "regressions/$target"
