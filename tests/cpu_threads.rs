@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread;
@@ -74,6 +75,37 @@ fn a_module_may_wait_for_a_thread_that_calls_its_executor() -> anyhow::Result<()
             calling_itself(|fast| thread::scope(|scope| scope.spawn(|| call(fast, 4)).join().expect("no panic")))?;
         call(&fast, BUILT)?;
         call(&fast, 4)
+    })
+}
+
+/// What the module keeps for the latest shape is replaced by another call while a shape is built: that is no state of its own.
+#[test]
+fn a_build_beside_other_calls_does_not_take_their_table_for_state() -> anyhow::Result<()> {
+    isolated("a_build_beside_other_calls_does_not_take_their_table_for_state", || {
+        let itself: Arc<OnceLock<Weak<OparaExecutor>>> = Arc::default();
+        let (of, latest, passes) = (itself.clone(), Mutex::new(2), AtomicUsize::new(0));
+        let keeping = move |x: &Tensor| {
+            let rows = x.dims()[0];
+            let is_second = rows == BUILT && passes.fetch_add(1, Ordering::Relaxed) == 1;
+            if let Some(fast) = of.get().and_then(Weak::upgrade).filter(|_| is_second) {
+                let other = || fast.forward(&self::rows(4)?).map(drop);
+                thread::scope(|scope| scope.spawn(other).join().expect("no panic"))?;
+            }
+            // Another result for a table that was replaced.
+            let before = std::mem::replace(&mut *latest.lock().expect("no panic holds it"), rows);
+            let y = module(x)?;
+            if before == rows {
+                Ok(y)
+            } else {
+                ops::affine(&y, 1., before as f64)
+            }
+        };
+        let fast = Arc::new(OparaExecutor::new(keeping, &rows(2)?)?);
+        itself.set(Arc::downgrade(&fast)).expect("it is set once");
+        fast.forward(&rows(BUILT)?)?;
+        let report = fast.report_for(&[rows(BUILT)?])?;
+        ensure!(report.reason.as_ref().is_some_and(|why| why.contains("other calls")), "{report}");
+        Ok(())
     })
 }
 

@@ -7,6 +7,7 @@ use candle::{DType, DeviceLocation, Module, Tensor};
 use parking_lot::Mutex;
 
 use crate::backend::{Function, Replay};
+use crate::eager_calls::EagerCalls;
 use crate::empty::{all_placed, placed};
 use crate::environment::Environment;
 use crate::host_copies::HostCopies;
@@ -66,6 +67,7 @@ pub struct OparaExecutor {
     /// Device memory that all plans share.
     arena: Mutex<Arc<cuda::Arena>>,
     pub(crate) host_copies: HostCopies,
+    eager_calls: EagerCalls,
 }
 
 impl OparaExecutor {
@@ -83,6 +85,7 @@ impl OparaExecutor {
             rechecks: Rechecks::new(options.recheck),
             arena: Default::default(),
             host_copies: HostCopies::default(),
+            eager_calls: EagerCalls::default(),
             options,
         };
         executor.check(inputs)?;
@@ -120,7 +123,7 @@ impl OparaExecutor {
     }
 
     fn eager(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
-        Ok((self.function)(inputs)?)
+        Ok(self.eager_calls.call(|| (self.function)(inputs))?)
     }
 
     /// [`call`](Self::call) without copying the outputs: `f` borrows the executor's own output buffers. The next call overwrites
@@ -342,16 +345,30 @@ impl OparaExecutor {
         if Environment::get().is_off {
             return Ok(pipeline::eager(&Error::SwitchedOff, inputs, &self.options));
         }
-        let arena = self.arena.lock().clone();
+        let (arena, before) = (self.arena.lock().clone(), self.eager_calls.now());
+        let mut built = Err(Error::MemoryFreed);
         for _ in 0..ATTEMPTS {
-            match pipeline::build(&self.function, inputs, &self.options, &arena) {
-                Err(Error::MemoryFreed) => {}
-                built => return built,
+            built = pipeline::build(&self.function, inputs, &self.options, &arena);
+            if !matches!(built, Err(Error::MemoryFreed)) {
+                break;
             }
         }
+        match built {
+            // Other calls may have replaced a table that the module keeps for the latest shapes.
+            Err(Error::Stateful { reason, .. }) if self.eager_calls.has_run_since(before) => {
+                let reason = format!("other calls ran the module while it was recorded: {reason}");
+                self.eagerly(Error::NotCapturable { reason }, inputs)
+            }
+            Err(Error::MemoryFreed) => self.eagerly(Error::MemoryFreed, inputs),
+            built => built,
+        }
+    }
+
+    /// A plan that runs the module for this reason, unless that is to be an error.
+    fn eagerly(&self, reason: Error, inputs: &[Tensor]) -> Result<Plan> {
         match self.options.on_uncapturable {
-            OnUncapturable::Eager => Ok(pipeline::eager(&Error::MemoryFreed, inputs, &self.options)),
-            OnUncapturable::Error => Err(Error::MemoryFreed),
+            OnUncapturable::Eager => Ok(pipeline::eager(&reason, inputs, &self.options)),
+            OnUncapturable::Error => Err(reason),
         }
     }
 

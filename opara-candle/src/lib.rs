@@ -28,6 +28,7 @@ pub mod device_memory;
 #[cfg(not(feature = "testing"))]
 #[allow(dead_code, reason = "it is public with the feature `testing`")]
 mod device_memory;
+mod eager_calls;
 mod empty;
 mod environment;
 mod error;
