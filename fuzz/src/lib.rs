@@ -15,9 +15,7 @@ mod start;
 mod template;
 mod tokenizer;
 mod trace;
-
-use candle::{DType, Device};
-use opara_weights::Checkpoint;
+mod weights;
 
 pub use start::start;
 
@@ -36,22 +34,6 @@ pub const TARGETS: [(&str, Target); 9] = [
     ("tokenizer", tokenizer::run),
     ("trace", trace::run),
 ];
-
-/// Requests all tensors of a checkpoint, as a model does.
-pub(crate) fn read_weights(checkpoint: &Checkpoint) -> bool {
-    for dtype in [DType::F32, DType::F16, DType::U8] {
-        let Ok(loaded) = checkpoint.load(dtype, &Device::Cpu) else { return false };
-        let names = loaded.surplus();
-        for pair in names.windows(2) {
-            let _ = loaded.is_copy(&pair[0], &pair[1]);
-        }
-        for name in names {
-            let _ = loaded.vb.get_unchecked(&name);
-        }
-        let _ = loaded.check(|_| false);
-    }
-    true
-}
 
 /// A file of some kilobytes that takes more than this is a finding: the program ends, since no memory is left.
 #[global_allocator]

@@ -9,7 +9,7 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use crate::folder::Folder;
-use crate::read_weights;
+use crate::weights::read_weights;
 
 thread_local! {
     static FOLDER: RefCell<Folder> = RefCell::default();

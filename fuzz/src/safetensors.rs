@@ -7,7 +7,7 @@ use opara_weights::Checkpoint;
 
 use crate::folder::Folder;
 use crate::parts::{part, split};
-use crate::read_weights;
+use crate::weights::read_weights;
 
 /// The most bytes of tensors that are made for a header.
 const MOST: u64 = 1 << 16;

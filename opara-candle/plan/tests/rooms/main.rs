@@ -16,7 +16,7 @@ use source::files;
 use table::{told, Rooms};
 
 /// The crates, each with its source folder.
-const CRATES: [(&str, &str); 9] = [
+const CRATES: [(&str, &str); 10] = [
     ("opara-candle", "opara-candle/src"),
     ("opara-plan", "opara-candle/plan/src"),
     ("opara-models", "models/src"),
@@ -25,6 +25,7 @@ const CRATES: [(&str, &str); 9] = [
     ("opara-peers", "peers/src"),
     ("opara-serve", "serve/src"),
     ("opara-ballista", "cluster/ballista/src"),
+    ("opara-fuzz", "fuzz/src"),
     ("opara-examples", "src"),
 ];
 
