@@ -8,22 +8,35 @@ use minijinja_contrib::{filters as more, globals};
 
 use super::numbers::{self, quotient};
 use super::python::{refused, text, Json, Tuple};
+use super::size;
 
 /// Puts them into an environment, whose clock this is.
 pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDateTime) {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| text(value));
-    environment.add_filter("upper", |value: &Value| text(value).to_uppercase());
-    environment.add_filter("lower", |value: &Value| text(value).to_lowercase());
-    environment.add_filter("capitalize", |value: &Value| capitalized(&text(value)));
+    environment.add_filter("upper", |value: &Value| text(value).map(|text| text.to_uppercase()));
+    environment.add_filter("lower", |value: &Value| text(value).map(|text| text.to_lowercase()));
+    environment.add_filter("capitalize", |value: &Value| text(value).map(|text| capitalized(&text)));
     environment.add_filter("title", title);
-    environment.add_filter("trim", |value: &Value, letters: Option<&str>| match letters {
-        Some(letters) => text(value).trim_matches(|c| letters.contains(c)).to_owned(),
-        None => text(value).trim().to_owned(),
+    environment.add_filter("trim", |value: &Value, letters: Option<&str>| {
+        let text = text(value)?;
+        Ok::<_, Error>(match letters {
+            Some(letters) => text.trim_matches(|c| letters.contains(c)).to_owned(),
+            None => text.trim().to_owned(),
+        })
     });
     environment.add_filter("replace", |value: &Value, old: &str, new: &str, most: Option<usize>| {
-        text(value).replacen(old, new, most.unwrap_or(usize::MAX))
+        replaced(&text(value)?, old, new, most.unwrap_or(usize::MAX))
     });
+    environment.add_filter("batch", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        size::check_list(count)?;
+        filters::batch(state, value, count, fill)
+    });
+    environment.add_filter("slice", |state: &State, value: Value, count: usize, fill: Option<Value>| {
+        size::check_list(count)?;
+        filters::slice(state, value, count, fill)
+    });
+    environment.add_filter("format", |state: &State, value: &Value, args: Rest<Value>| format(state, value, &args));
     environment.add_filter("join", join);
     numbers::add(environment);
     // minijinja's differs from Python's.
@@ -38,11 +51,12 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
     });
     environment.add_filter("forceescape", escape);
     for name in ["escape", "e"] {
-        environment.add_filter(name, |value: &Value| if value.is_safe() { value.clone() } else { escape(value) });
+        environment.add_filter(name, |value: &Value| if value.is_safe() { Ok(value.clone()) } else { escape(value) });
     }
     environment.add_filter("wordcount", |value: &str| value.split_whitespace().count());
     environment.add_filter("truncate", more::truncate);
-    environment.add_filter(super::rewrite::TEXT, |value: &Value| text(value));
+    environment.add_filter(super::rewrite::TEXT, concatenated);
+    environment.add_filter(super::rewrite::SUM, numbers::added);
     environment.add_filter(super::rewrite::REMAINDER, remainder);
     environment.add_filter(super::rewrite::FORMAT, |state: &State, value: &Value, args: Rest<Value>| {
         format(state, value, &args)
@@ -62,17 +76,39 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
     environment.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool));
     environment.add_test("callable", |value: &Value| value.kind() == ValueKind::Plain || value.is_undefined());
     environment
-        .add_function("raise_exception", |reason: &Value| -> Result<Value, Error> { Err(refused(&text(reason))) });
+        .add_function("raise_exception", |reason: &Value| -> Result<Value, Error> { Err(refused(&text(reason)?)) });
     environment.add_function("strftime_now", move |format: &str| strftime(now(), format));
     environment.add_function("dict", dict);
     environment.add_function("cycler", |items: Rest<Value>| globals::cycler(items.0));
     environment.add_function("joiner", globals::joiner);
-    environment.add_function("lipsum", globals::lipsum);
+    environment.add_function("lipsum", |state: &State, n: Option<usize>, kwargs: Kwargs| {
+        let named = ["n", "min", "max"].iter().filter_map(|name| kwargs.peek::<Option<usize>>(name).ok().flatten());
+        named.chain(n).try_for_each(size::check_words)?;
+        globals::lipsum(state, n, kwargs)
+    });
 }
 
-fn escape(value: &Value) -> Value {
+/// The texts of `~`, one behind the other.
+fn concatenated(first: &Value, others: Rest<Value>) -> Result<String, Error> {
+    let mut told = text(first)?;
+    for other in others.iter() {
+        let part = text(other)?;
+        size::check_text(told.len() + part.len())?;
+        told.push_str(&part);
+    }
+    Ok(told)
+}
+
+/// A text with a part replaced, so many times at most.
+pub(super) fn replaced(text: &str, old: &str, new: &str, most: usize) -> Result<String, Error> {
+    let found = text.matches(old).count().min(most);
+    size::check_text(text.len().saturating_add(found.saturating_mul(new.len())))?;
+    Ok(text.replacen(old, new, most))
+}
+
+fn escape(value: &Value) -> Result<Value, Error> {
     let escapes = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")];
-    Value::from_safe_string(escapes.iter().fold(text(value), |told, (letter, by)| told.replace(letter, by)))
+    Ok(Value::from_safe_string(escapes.iter().fold(text(value)?, |told, (letter, by)| told.replace(letter, by))))
 }
 
 /// The first letter large, the others small.
@@ -83,10 +119,10 @@ fn capitalized(text: &str) -> String {
 }
 
 /// Every word capitalized, where words are what spaces, hyphens and opening brackets part.
-fn title(value: &Value) -> String {
-    let text = text(value);
+fn title(value: &Value) -> Result<String, Error> {
+    let text = text(value)?;
     let words = text.split_inclusive(|c: char| c.is_whitespace() || matches!(c, '-' | '(' | '{' | '[' | '<'));
-    words.map(capitalized).collect()
+    Ok(words.map(capitalized).collect())
 }
 
 /// `json.dumps` with transformers' defaults.
@@ -104,7 +140,7 @@ fn to_json(value: &Value, is_ascii: Option<bool>, kwargs: Kwargs) -> Result<Stri
     let separators = match separators {
         None => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
         Some(pair) => {
-            let pair: Vec<String> = pair.try_iter()?.map(|part| text(&part)).collect();
+            let pair = pair.try_iter()?.map(|part| text(&part)).collect::<Result<Vec<_>, _>>()?;
             <[String; 2]>::try_from(pair).map_err(|_| refused("`separators` are two"))?.into()
         }
     };
@@ -126,7 +162,14 @@ fn join(state: &State, value: &Value, by: Option<String>, kwargs: Kwargs) -> Res
         }
         None => value.clone(),
     };
-    Ok(items.try_iter()?.map(|item| text(&item)).collect::<Vec<_>>().join(&by))
+    let (mut told, mut is_first) = (String::new(), true);
+    for item in items.try_iter()? {
+        let part = text(&item)?;
+        size::check_text(told.len() + by.len() + part.len())?;
+        told.extend([if is_first { "" } else { by.as_str() }, &part]);
+        is_first = false;
+    }
+    Ok(told)
 }
 
 fn length(value: &Value) -> Result<usize, Error> {
@@ -151,6 +194,7 @@ fn indent(
         Some(space) => space.to_owned(),
         None => " ".repeat(usize::try_from(width)?.min(1000)),
     };
+    size::check_text(value.len().saturating_add(space.len().saturating_mul(value.matches('\n').count() + 1)))?;
     let line = |(at, line): (usize, &str)| match if at == 0 { first } else { blank || !line.is_empty() } {
         true => format!("{space}{line}"),
         false => line.to_owned(),
@@ -205,14 +249,17 @@ fn remainder(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
 }
 
 fn format(state: &State, pattern: &Value, args: &[Value]) -> Result<Value, Error> {
+    pattern.as_str().map_or(Ok(()), size::check_pattern)?;
     let names = pattern.as_str().is_some_and(|pattern| pattern.contains("%("));
-    let written = |value: &Value| match value.kind() {
-        ValueKind::String | ValueKind::Number => value.clone(),
-        // Which has the values that the pattern names.
-        ValueKind::Map if names => value.clone(),
-        _ => Value::from(text(value)),
+    let written = |value: &Value| {
+        Ok(match value.kind() {
+            ValueKind::String | ValueKind::Number => value.clone(),
+            // Which has the values that the pattern names.
+            ValueKind::Map if names => value.clone(),
+            _ => Value::from(text(value)?),
+        })
     };
-    filters::format(state, pattern, Rest(args.iter().map(written).collect()))
+    filters::format(state, pattern, Rest(args.iter().map(written).collect::<Result<_, Error>>()?))
 }
 
 fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {

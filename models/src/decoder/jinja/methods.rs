@@ -5,6 +5,7 @@ use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::python::{refused, Tuple};
+use super::size;
 
 /// Calls a method of a value.
 pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
@@ -14,7 +15,19 @@ pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -
         (ValueKind::Seq | ValueKind::Iterable, _) => of_list(value, method, args),
         _ => None,
     };
-    known.unwrap_or_else(|| unknown_method_callback(state, value, method, args))
+    known.unwrap_or_else(|| {
+        match (method, value.as_str()) {
+            ("format", Some(pattern)) => size::check_pattern(pattern)?,
+            ("join", Some(by)) => {
+                let parts: Vec<Value> =
+                    args.first().map_or(Ok(Vec::new()), |list| list.try_iter().map(Iterator::collect))?;
+                let bytes = parts.iter().map(|part| part.as_str().map_or(0, str::len) + by.len());
+                size::check_text(bytes.sum())?;
+            }
+            _ => {}
+        }
+        unknown_method_callback(state, value, method, args)
+    })
 }
 
 /// A dictionary's method; `None` if it has none of this name.
@@ -58,6 +71,10 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
     let none = || from_args::<()>(args);
     let is = |test: fn(char) -> bool| !text.is_empty() && text.chars().all(test);
     Some(match method {
+        "replace" if args.len() < 4 => from_args::<(&str, &str, Option<i64>)>(args).and_then(|(old, new, most)| {
+            let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
+            super::filters::replaced(text, old, new, most).map(Value::from)
+        }),
         "partition" => from_args::<(&str,)>(args).map(|(by,)| {
             let (before, by, after) = text.split_once(by).map_or((text, "", ""), |(before, after)| (before, by, after));
             Tuple::value([before, by, after].map(Value::from))
@@ -138,8 +155,9 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
             }
             Ok(Value::from(format!("{sign}{}{rest}", "0".repeat(missing))))
         }),
-        "expandtabs" => from_args::<(Option<usize>,)>(args).map(|(width,)| {
+        "expandtabs" => from_args::<(Option<usize>,)>(args).and_then(|(width,)| {
             let width = width.unwrap_or(8).min(MOST);
+            size::check_text(text.len().saturating_add(text.matches('\t').count().saturating_mul(width)))?;
             let (mut told, mut column) = (String::new(), 0);
             for c in text.chars() {
                 match c {
@@ -154,7 +172,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
                     }
                 }
             }
-            Value::from(told)
+            Ok(Value::from(told))
         }),
         "isdecimal" => none().map(|()| Value::from(is(|c| c.is_ascii_digit()))),
         "isprintable" => {

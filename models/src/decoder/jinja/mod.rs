@@ -6,6 +6,7 @@ mod methods;
 mod numbers;
 mod python;
 mod rewrite;
+mod size;
 
 use std::collections::BTreeSet;
 
@@ -40,7 +41,7 @@ impl Jinja {
             true => Ok(()),
             // A block of the template's asks for it.
             false if state.auto_escape() != AutoEscape::None => Err(python::refused("`autoescape` is not supported")),
-            false => out.write_str(&python::text(value)).map_err(Error::from),
+            false => out.write_str(&python::text(value)?).map_err(Error::from),
         });
         filters::add(&mut environment, now);
         environment.add_template_owned(NAME, rewritten)?;
@@ -118,6 +119,40 @@ mod tests {
         let loops = "{% for a in range(90000) %}".repeat(4) + "x" + &"{% endfor %}".repeat(4);
         let jinja = Jinja::parse(&loops, now).expect("it can be parsed");
         assert!(jinja.render(Value::UNDEFINED).is_err());
+    }
+
+    #[test]
+    fn what_grows_without_bound_is_refused() {
+        let doubled = |by: &str| {
+            let start = if by.contains('[') { "[1]" } else { "'aaaaaaaa'" };
+            format!("{{% set n = namespace(x={start}) %}}{{% for i in range(60) %}}{{% set n.x = {} %}}{{% endfor %}}{{{{ n.x }}}}", by.replace("[]", ""))
+        };
+        let nested = "{% set n = namespace(x=[]) %}{% for i in range(1000) %}{% set n.x = [n.x] %}{% endfor %}";
+        let long = "{% set x = 'a' * 100000 %}";
+        for source in [
+            doubled("n.x + n.x"),
+            doubled("n.x ~ n.x"),
+            doubled("[]n.x + n.x"),
+            doubled("n.x | replace('a', 'aa')"),
+            doubled("n.x.replace('a', 'aa')"),
+            format!("{nested}{{{{ n.x }}}}"),
+            format!("{nested}{{{{ n.x | tojson }}}}"),
+            format!("{long}{{{{ x | join(x) }}}}"),
+            format!("{long}{{{{ x | replace('', x) }}}}"),
+            "{{ [1] | batch(2000000000, 1) | list }}".into(),
+            "{{ [1] | slice(2000000000) | list }}".into(),
+            "{{ lipsum(2000000000) }}".into(),
+            "{{ lipsum(n=1, max=2000000000) }}".into(),
+            "{{ '%2000000000d' % 1 }}".into(),
+            "{{ '%.2000000000f' % 1 }}".into(),
+            "{{ '%2000000000d' | format(1) }}".into(),
+            "{{ '%*d' % (2000000000, 1) }}".into(),
+            "{{ '{:>2000000000}'.format(1) }}".into(),
+            "{{ ('\\t' * 100000).expandtabs(1000000) }}".into(),
+        ] {
+            let said = Jinja::parse(&source, now).and_then(|jinja| jinja.render(Value::UNDEFINED));
+            assert!(said.is_err(), "{source}: {:?}", said.map(|text| text.len()));
+        }
     }
 
     #[test]

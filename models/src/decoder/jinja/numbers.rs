@@ -1,11 +1,13 @@
 //! Filters and operators of numbers as Python has them.
 
 use std::cmp::Ordering;
+use std::sync::LazyLock;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
 use super::python::refused;
+use super::size;
 
 /// Puts the filters into an environment.
 pub(super) fn add(environment: &mut Environment<'static>) {
@@ -66,9 +68,21 @@ fn sum(state: &State, value: &Value, attribute: Option<Value>, kwargs: Kwargs) -
         }
         None => value.clone(),
     };
-    let environment = Environment::new();
-    let add = environment.compile_expression("a + b")?;
-    items.try_iter()?.try_fold(start, |a, b| add.eval(minijinja::context! { a, b }))
+    items.try_iter()?.try_fold(start, |a, b| added(&a, &b))
+}
+
+/// `+`: two texts or lists one behind the other, or a sum.
+pub(super) fn added(a: &Value, b: &Value) -> Result<Value, Error> {
+    /// Knows how minijinja adds.
+    static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::new);
+    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
+        size::check_text(a.len() + b.len())?;
+        return Ok(Value::from([a, b].concat()));
+    }
+    if let (Some(one), Some(two)) = (a.len(), b.len()) {
+        size::check_list(one.saturating_add(two))?;
+    }
+    ENVIRONMENT.compile_expression("a + b")?.eval(minijinja::context! { a, b })
 }
 
 /// The least or the largest item, by an attribute if need be; texts count without regard to case, and of several items the first does.

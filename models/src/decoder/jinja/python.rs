@@ -1,10 +1,12 @@
 //! Values as Python writes them.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
+
+use super::size;
 
 /// A tuple of Python, which is written in round brackets.
 #[derive(Debug)]
@@ -41,22 +43,40 @@ pub(super) fn item(of: &Value, key: &Value) -> Value {
 }
 
 /// What `str` gives.
-pub(super) fn text(value: &Value) -> String {
-    match value.as_str() {
-        Some(text) => text.to_owned(),
-        None => Repr(value).to_string(),
+pub(super) fn text(value: &Value) -> Result<String, Error> {
+    if let Some(text) = value.as_str() {
+        return Ok(text.to_owned());
+    }
+    let mut told = Bounded(String::new());
+    write!(told, "{}", Repr { value, depth: 0 }).map_err(|_| size::too_large())?;
+    Ok(told.0)
+}
+
+/// A text that ends where it becomes too long.
+struct Bounded(String);
+
+impl fmt::Write for Bounded {
+    fn write_str(&mut self, part: &str) -> fmt::Result {
+        size::check_text(self.0.len() + part.len()).map_err(|_| fmt::Error)?;
+        self.0.push_str(part);
+        Ok(())
     }
 }
 
-/// What `repr` gives.
-pub(super) struct Repr<'a>(pub &'a Value);
+/// What `repr` gives; an error for values that are nested too deep.
+struct Repr<'a> {
+    value: &'a Value,
+    depth: usize,
+}
 
 impl fmt::Display for Repr<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(value) = self;
+        let Self { value, depth } = *self;
+        size::check_depth(depth).map_err(|_| fmt::Error)?;
+        let depth = depth + 1;
         let listed = |f: &mut fmt::Formatter<'_>, items: &mut dyn Iterator<Item = Value>| -> fmt::Result {
             for (at, item) in items.enumerate() {
-                write!(f, "{}{}", if at == 0 { "" } else { ", " }, Repr(&item))?;
+                write!(f, "{}{}", if at == 0 { "" } else { ", " }, Repr { value: &item, depth })?;
             }
             Ok(())
         };
@@ -74,18 +94,38 @@ impl fmt::Display for Repr<'_> {
                 f.write_str("]")
             }
             // Functions and namespaces of templates are maps as well, and have texts of their own.
-            ValueKind::Map if !value.to_string().starts_with('{') => write!(f, "{value}"),
+            ValueKind::Map if has_own_text(value) => write!(f, "{value}"),
             ValueKind::Map => {
                 f.write_str("{")?;
                 for (at, key) in value.try_iter().into_iter().flatten().enumerate() {
                     let comma = if at == 0 { "" } else { ", " };
-                    write!(f, "{comma}{}: {}", Repr(&key), Repr(&item(value, &key)))?;
+                    let (key, value) = (Repr { value: &key, depth }, &item(value, &key));
+                    write!(f, "{comma}{key}: {}", Repr { value, depth })?;
                 }
                 f.write_str("}")
             }
             _ => write!(f, "{value}"),
         }
     }
+}
+
+/// Does a value write something else than a dictionary?
+fn has_own_text(value: &Value) -> bool {
+    /// Takes one letter.
+    struct First(Option<char>);
+    impl fmt::Write for First {
+        fn write_str(&mut self, part: &str) -> fmt::Result {
+            self.0 = self.0.or(part.chars().next());
+            if self.0.is_some() {
+                return Err(fmt::Error);
+            }
+            Ok(())
+        }
+    }
+    let mut first = First(None);
+    // It ends with the first letter.
+    let _ = write!(first, "{value}");
+    first.0 != Some('{')
 }
 
 /// A string in quotes.
@@ -154,6 +194,8 @@ impl Json {
     }
 
     fn value(&self, value: &Value, level: usize, out: &mut String) -> Result<(), Error> {
+        size::check_depth(level)?;
+        size::check_text(out.len())?;
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

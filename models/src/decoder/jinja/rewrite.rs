@@ -3,11 +3,14 @@
 //! - Texts between `{% raw %}` and `{% endraw %}` keep the line break that they begin with.
 //! - `{% generation %}` marks what an assistant wrote. It has names of its own, as `{% with %}` has.
 //! - `a ~ b` joins texts as Python writes them, `a % b` fills in patterns, and `a // b` rounds down: they become filters.
+//! - `a + b` makes texts and lists longer, and becomes a filter that bounds their size.
 
 use std::collections::BTreeSet;
 
-/// The filter of `~`: a value's text.
+/// The filter of `~`: the texts of values.
 pub(super) const TEXT: &str = "opara_text";
+/// The filter of `+`.
+pub(super) const SUM: &str = "opara_sum";
 /// The filter of `%`.
 pub(super) const REMAINDER: &str = "opara_remainder";
 /// The filter of `%` before a tuple.
@@ -166,7 +169,7 @@ fn rewritten(tag: &str, tokens: &[Token], length: usize) -> String {
         Some("endgeneration") if tag.starts_with("{%") => Some("endwith"),
         _ => None,
     };
-    let is_changed = |token: &Token| token.kind == Kind::Sign && matches!(token.text, "~" | "%" | "//");
+    let is_changed = |token: &Token| token.kind == Kind::Sign && matches!(token.text, "~" | "+" | "%" | "//");
     if renamed.is_none() && !tokens.iter().any(is_changed) {
         return tag[..length].to_owned();
     }
@@ -237,15 +240,27 @@ impl<'a> Item<'a> {
 
 /// Expressions with what is between them.
 fn expressions(items: &[Item]) -> String {
-    let (mut told, mut start) = (String::new(), 0);
-    for at in 0..items.len() {
-        if is_between(items, start, at) {
-            told += &joined(&items[start..at]);
-            told += &items[at].told();
-            start = at + 1;
+    let (mut told, mut sum, mut operator, mut start) = (String::new(), String::new(), "", 0);
+    for at in 0..=items.len() {
+        if at < items.len() && !is_between(items, start, at) {
+            continue;
+        }
+        let operand = joined(&items[start..at]);
+        sum = match operator {
+            "" => operand,
+            "+" if !sum.trim().is_empty() && !operand.trim().is_empty() => {
+                format!(" ({}|{SUM}({}))", bracketed(&sum), operand.trim())
+            }
+            operator => format!("{sum} {operator}{operand}"),
+        };
+        start = at + 1;
+        operator = items.get(at).and_then(Item::sign).filter(|sign| matches!(*sign, "+" | "-")).unwrap_or_default();
+        if operator.is_empty() {
+            told += &std::mem::take(&mut sum);
+            told += &items.get(at).map(Item::told).unwrap_or_default();
         }
     }
-    told + &joined(&items[start..])
+    told
 }
 
 /// Does this item stand between operands of `~`, `%` and `//`, or those of one of them?
@@ -271,9 +286,8 @@ fn joined(items: &[Item]) -> String {
         // The parser refuses it.
         parts if parts.iter().any(|part| part.is_empty()) => items.iter().map(Item::told).collect(),
         parts => {
-            let texts: Vec<String> =
-                parts.iter().map(|part| format!("({}|{TEXT})", bracketed(&product(part)))).collect();
-            format!(" {}", texts.join(" ~ "))
+            let texts: Vec<String> = parts.iter().map(|part| product(part).trim().to_owned()).collect();
+            format!(" ({}|{TEXT}({}))", bracketed(&texts[0]), texts[1..].join(", "))
         }
     }
 }
