@@ -11,7 +11,7 @@ use common::{assert_same, isolated_on_a_full_disk, one, waves};
 use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Tuning};
 
 /// The number of times that building calls a module: see `OparaExecutor::new`.
-const CALLS: usize = 7;
+const CALLS: usize = 12;
 
 /// The error message of the failing module.
 fn no_answer(call: usize) -> String {

@@ -32,9 +32,9 @@ impl OparaExecutor {
     /// | on copies of the example with other floats, if it holds floats and is [verified](Builder::verify) | 2 | 1 |
     /// | on the example again, which must give the same bits | 1 | 1 |
     /// | while it is captured | | 2 |
-    /// | on tensors without values, where operators compute nothing, unless it is [promised](Builder::assume_pure) to be pure | 3 | |
+    /// | on tensors without values, where operators compute nothing, unless it is [promised](Builder::assume_pure) to be pure | 8 | |
     ///
-    /// So usually 7 on the CPU and 5 on a GPU; 5 and 4 if all inputs are integers. There are more calls in these cases:
+    /// So usually 12 on the CPU and 5 on a GPU; 10 and 4 if all inputs are integers. There are more calls in these cases:
     ///
     /// - A capture is repeated if an output is an input, a weight or a view, if the driver aborts it, or if two captures differ in a
     ///   library's kernels.

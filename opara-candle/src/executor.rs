@@ -290,6 +290,12 @@ impl OparaExecutor {
             match f(&entry, &**replay, expected) {
                 // The memory was freed after the look-up. The next look-up builds the plan again.
                 Err(Error::MemoryFreed) => {}
+                // The module's host code may have looked at the result's shape.
+                Err(error @ Error::OtherResult { .. }) => {
+                    self.plans.distrust(key, &entry, error.to_string());
+                    // A state may be partly updated.
+                    return if self.options.state.is_empty() { Ok(None) } else { Err(error) };
+                }
                 // A closure of another thread borrows the outputs.
                 Err(Error::OutputsBorrowed) => return Ok(None),
                 result => return result.map(Some),

@@ -85,7 +85,9 @@ pub(crate) fn record(function: &Function, inputs: &[Tensor], examples: &Examples
     let mut examples = vec![Example::new(inputs.to_vec(), &first.outputs, first.us.min(passes[again].us))];
     examples
         .extend(recorded.into_iter().zip(others).map(|(inputs, pass)| Example::new(inputs, &pass.outputs, pass.us)));
-    let program = Arc::new(passes.swap_remove(again).program);
+    let mut program = passes.swap_remove(again).program;
+    program.spoil_integers()?;
+    let program = Arc::new(program);
     if !is_pure {
         record::check_unread(|inputs| function(inputs), inputs, &program)?;
     }

@@ -6,7 +6,9 @@ use candle::{DType, Layout, Tensor, TensorId};
 use hashbrown::HashMap;
 
 use super::cores::cores;
+use crate::arguments::write;
 use crate::trace::{Access, AccessMode, Buffer, BufferId, DeviceSpec, Op, Region, Role, Trace, Work};
+use crate::verify::same_values;
 use crate::{Error, Result};
 
 /// The function that computes an operator from its inputs.
@@ -54,6 +56,28 @@ pub(crate) struct HostOp {
     pub storage: (usize, u64),
 }
 
+impl HostOp {
+    /// Host code may have read shape, dtype and strides of the result while the module was recorded.
+    ///
+    /// # Errors
+    /// [`Error::OtherResult`] if they are others now.
+    pub fn check_result(&self, result: &Tensor) -> Result<()> {
+        let (recorded, layout) = (&self.layout, result.layout());
+        let mut strides = recorded.stride().iter().zip(layout.stride()).zip(layout.dims());
+        // A dimension of one element has any stride.
+        let has_same_strides = layout.shape().elem_count() == 0 || strides.all(|((a, b), &dim)| a == b || dim == 1);
+        if recorded.shape() == layout.shape() && self.dtype == result.dtype() && has_same_strides {
+            return Ok(());
+        }
+        let told = |dtype: DType, layout: &Layout| match layout.is_contiguous() {
+            true => format!("{dtype:?} {:?}", layout.dims()),
+            false => format!("{dtype:?} {:?} with strides {:?}", layout.dims(), layout.stride()),
+        };
+        let (first, second) = (told(self.dtype, recorded), told(result.dtype(), layout));
+        Err(Error::OtherResult { op: self.name.into(), label: self.label.clone(), first, second })
+    }
+}
+
 /// A forward pass as a list of operators.
 pub(crate) struct CpuProgram {
     pub ops: Vec<HostOp>,
@@ -64,6 +88,8 @@ pub(crate) struct CpuProgram {
     pub(super) arguments: Vec<u64>,
     /// The number of inputs among the arguments; the others are state.
     pub(super) inputs: usize,
+    /// The integers that it was recorded with, except those that are outputs.
+    pub(super) integers: Vec<Tensor>,
 }
 
 impl CpuProgram {
@@ -76,6 +102,17 @@ impl CpuProgram {
             Some(output) => Err(Error::UntracedOutput { output }),
             None => Ok(()),
         }
+    }
+
+    /// Overwrites the integers that it was recorded with. A function of an operator that holds them, instead of taking them as
+    /// operands, then gives other answers when it is replayed. Of floats that shows by altered ones.
+    pub fn spoil_integers(&mut self) -> Result<()> {
+        for held in self.integers.drain(..).filter(|held| held.elem_count() > 0) {
+            let zeros = held.zeros_like()?;
+            let others = if same_values(&held, &zeros)? { held.ones_like()? } else { zeros };
+            write(&held, &others)?;
+        }
+        Ok(())
     }
 
     /// Is the result of this operator a view of an argument, or of an earlier result?

@@ -213,12 +213,14 @@ pub(super) fn check_unread(
     program: &Arc<CpuProgram>,
 ) -> Result<()> {
     let _restore = Restore(PASS.take());
+    let mut constants = HashMap::new();
     for contents in Contents::ALL {
-        let (pass, arguments) = Unread::new(program.clone(), arguments, contents)?;
+        let (pass, arguments) = Unread::new(program.clone(), arguments, contents, std::mem::take(&mut constants))?;
         PASS.set(Some(Pass::Unread(pass)));
         let outputs = run_nested(|| forward(&arguments));
         if let Some(Pass::Unread(pass)) = PASS.take() {
             pass.agrees(outputs)?;
+            constants = pass.into_constants();
         }
     }
     Ok(())
@@ -247,9 +249,12 @@ pub(crate) fn record(
     recorder.refused.map_or(Ok(()), Err)?;
     let source = |t: &Tensor| recorder.sources.get(&t.id()).cloned().unwrap_or_else(|| Source::Constant(t.clone()));
     let sources = outputs.iter().map(source).collect();
+    let is_output = |input: &&Tensor| outputs.iter().any(|output| storage(output).0 == storage(input).0);
+    let integers = arguments[..inputs].iter().filter(|input| input.dtype().is_int() && !is_output(input));
+    let integers = integers.cloned().collect();
     let bytes = arguments.iter().map(|argument| storage(argument).1).collect();
     let (ops, returned) = (recorder.ops, recorder.returned);
-    let program = CpuProgram { ops, outputs: sources, returned, arguments: bytes, inputs };
+    let program = CpuProgram { ops, outputs: sources, returned, arguments: bytes, inputs, integers };
     let outputs = outputs.iter().map(Tensor::detach).collect();
     Ok((program, state.answers(outputs, &arguments)))
 }

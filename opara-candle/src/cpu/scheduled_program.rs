@@ -200,6 +200,7 @@ impl Run {
         let arguments = op.inputs.iter().map(|source| self.take(source)).collect::<candle::Result<Vec<_>>>()?;
         let references: Vec<&Tensor> = arguments.iter().collect();
         let result = caught(|| Ok(run_nested(|| (op.kernel)(&references))?))?;
+        op.check_result(&result)?;
         self.values[id].lock().0 = Some(result);
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Recording on tensors that hold nothing: does host code of a module depend on values?
 //!
 //! Recorded operators run on the values, but candle's own operators, and reads such as `to_scalar`, are not seen. So the module runs once
-//! more, on tensors of the same shapes that candle cannot read: whatever looks at a value fails. Then it runs on the smallest and on the
-//! largest numbers, for host code that goes on after such an error. It must call the same operators each time. No operator that depends
-//! on an input computes anything.
+//! more, on tensors of the same shapes that candle cannot read: whatever looks at a value fails. Host code may go on after such an error,
+//! or print what can be read: so it runs on several numbers, too. It must call the same operators each time. No operator that depends on
+//! an input computes anything.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -18,18 +18,27 @@ use super::program::{CpuProgram, HostOp, Source};
 use crate::Error;
 
 /// What the tensors hold.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Contents {
     /// Nothing: candle's operators refuse them.
     Nothing,
-    /// Minus infinity, or 0 in integers.
-    Lowest,
-    /// Infinity, or 127 in integers.
-    Highest,
+    /// This number, or the other one in integers.
+    Number(f32, u8),
 }
 
 impl Contents {
-    pub const ALL: [Self; 3] = [Self::Nothing, Self::Lowest, Self::Highest];
+    /// The ways that host code which goes on after an error is likely to tell apart: the smallest and the largest numbers, none, zero, signs
+    /// and sizes, and small integers, which stand for modes and tokens.
+    pub const ALL: [Self; 8] = [
+        Self::Nothing,
+        Self::Number(f32::NEG_INFINITY, 0),
+        Self::Number(f32::NAN, 1),
+        Self::Number(0., 2),
+        Self::Number(1., 3),
+        Self::Number(-40., 4),
+        Self::Number(700., 5),
+        Self::Number(f32::INFINITY, 127),
+    ];
 
     /// A contiguous tensor.
     fn tensor(self, shape: Shape, dtype: DType) -> Result<Tensor> {
@@ -55,8 +64,7 @@ impl Contents {
                 tensor.inplace_op1(&Unreadable)?;
                 Ok(tensor)
             }
-            Self::Lowest => full(if dtype.is_float() { f32::NEG_INFINITY } else { 0. }),
-            Self::Highest => full(if dtype.is_float() { f32::INFINITY } else { 127. }),
+            Self::Number(float, integer) => full(if dtype.is_float() { float } else { f32::from(integer) }),
         }
     }
 
@@ -79,6 +87,8 @@ pub(super) struct Unread {
     program: Arc<CpuProgram>,
     contents: Contents,
     sources: HashMap<TensorId, Source>,
+    /// Results of operators that depend on no input. They are the same in all passes.
+    constants: HashMap<usize, Tensor>,
     /// For each operator so far: does its result depend on an input?
     depends: Vec<bool>,
     /// Calls of operators so far.
@@ -88,12 +98,17 @@ pub(super) struct Unread {
 }
 
 impl Unread {
-    /// A pass, and its arguments.
-    pub fn new(program: Arc<CpuProgram>, like: &[Tensor], contents: Contents) -> Result<(Self, Vec<Tensor>)> {
+    /// A pass, and its arguments. `constants` are those of an earlier pass.
+    pub fn new(
+        program: Arc<CpuProgram>,
+        like: &[Tensor],
+        contents: Contents,
+        constants: HashMap<usize, Tensor>,
+    ) -> Result<(Self, Vec<Tensor>)> {
         let tensor = |t: &Tensor| contents.tensor(t.shape().clone(), t.dtype());
         let arguments = like.iter().map(tensor).collect::<Result<Vec<_>>>()?;
         let sources = arguments.iter().enumerate().map(|(i, t)| (t.id(), Source::Argument(i))).collect();
-        Ok((Self { program, contents, sources, depends: Vec::new(), calls: 0, other: None }, arguments))
+        Ok((Self { program, contents, sources, constants, depends: Vec::new(), calls: 0, other: None }, arguments))
     }
 
     /// The result of an operator.
@@ -127,13 +142,17 @@ impl Unread {
             Some(op) if depends && (op.layout.shape().elem_count() == 0 || !self.program.is_view(at)) => {
                 self.contents.tensor_like(&op.layout, op.dtype)
             }
-            // Views read nothing, and what depends on no input has its values.
-            Some(_) => f(),
+            // Views read nothing.
+            Some(_) if depends => f(),
+            Some(_) => self.constants.get(&at).cloned().map_or_else(f, Ok),
             None => {
                 self.other.get_or_insert(name);
                 bail!("it calls `{name}` here")
             }
         }?;
+        if !depends && !in_place {
+            self.constants.insert(at, result.clone());
+        }
         self.sources.insert(result.id(), Source::Op(at));
         self.depends.push(depends);
         Ok(result)
@@ -163,6 +182,11 @@ impl Unread {
             true => Ok(()),
             false => Err(Error::Unstable { at, first: name(at).into(), second: "nothing".into() }),
         }
+    }
+
+    /// Those of this pass and the ones before.
+    pub fn into_constants(self) -> HashMap<usize, Tensor> {
+        self.constants
     }
 
     fn source(&self, t: &Tensor) -> Source {

@@ -154,6 +154,22 @@ pub enum Error {
         second: String,
     },
 
+    /// An operator gave a result of one shape while it was recorded, and of another one later.
+    #[error(
+        "`{op}` at `{label}` gave {first} while it was recorded, and {second} later: the shape of its result depends on input values, \
+         which a replay does not follow"
+    )]
+    OtherResult {
+        /// The operator.
+        op: String,
+        /// Its scope path.
+        label: String,
+        /// Dtype and shape of the recorded result.
+        first: String,
+        /// Those of the later one.
+        second: String,
+    },
+
     /// An example of [`Builder::example`](crate::Builder::example) has other shapes or dtypes than the first one.
     #[error(
         "input {index} of further example {example} is {got_dtype:?} {got:?} where the first example's is \
@@ -335,6 +351,7 @@ impl Error {
             UntracedTensor { .. }
                 | UntracedOutput { .. }
                 | Unstable { .. }
+                | OtherResult { .. }
                 | FailsInCapture { .. }
                 | FailsOnOtherValues { .. }
                 | NotCapturable { .. }
