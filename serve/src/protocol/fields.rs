@@ -1,9 +1,10 @@
 //! The fields of a request's body, as it was sent: what nobody reads is harmless or refused.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use opara_weights::{Harmless, Json, Misread};
-use serde::de::{DeserializeOwned, Deserializer, Error as _, MapAccess, Visitor};
+use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -22,7 +23,12 @@ impl Json for Sent<'_> {
     }
 
     fn parse<T: DeserializeOwned>(&self) -> Result<T, Misread> {
-        Misread::parse(&mut serde_json::Deserializer::from_str(self.0.get()))
+        let json = || serde_json::Deserializer::from_str(self.0.get());
+        // Lists of numbers, which may be long, are read once.
+        if self.0.get().contains('{') {
+            Misread::parse::<GivenOnce>(&mut json())?;
+        }
+        Misread::parse(&mut json())
     }
 
     fn fields(self) -> Result<Vec<(String, Self)>, Misread> {
@@ -100,17 +106,83 @@ impl<'de: 'a, 'a> Deserialize<'de> for Object<'a> {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Object<'de>, A::Error> {
                 let mut fields = Vec::new();
-                let mut names = std::collections::HashSet::new();
+                let mut names = Names::default();
                 while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
-                    if !names.insert(name.clone()) {
-                        return Err(A::Error::custom(format_args!("`{name}` is given twice")));
-                    }
+                    names.add::<A::Error>(&name)?;
                     fields.push((name, Sent(value)));
                 }
                 Ok(Object(fields))
             }
         }
         deserializer.deserialize_map(Pairs)
+    }
+}
+
+/// A value in which no object has a field twice, however deep it is.
+struct GivenOnce;
+
+impl<'de> Deserialize<'de> for GivenOnce {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for GivenOnce {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while let Some(Self) = list.next_element()? {}
+        Ok(self)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut names = Names::default();
+        while let Some(name) = map.next_key::<String>()? {
+            names.add::<A::Error>(&name)?;
+            let Self = map.next_value()?;
+        }
+        Ok(self)
+    }
+}
+
+/// The names of an object's fields so far.
+#[derive(Default)]
+struct Names(HashSet<String>);
+
+impl Names {
+    fn add<E: serde::de::Error>(&mut self, name: &str) -> Result<(), E> {
+        match self.0.insert(name.to_owned()) {
+            true => Ok(()),
+            false => Err(E::custom(format_args!("`{name}` is given twice"))),
+        }
     }
 }
 
@@ -159,6 +231,20 @@ mod tests {
         assert!(message(of_body(b"{\"a\": \"\xff\"}")).contains("not an object of JSON"));
         let deep = format!("{{\"a\": {}{}}}", "[".repeat(100_000), "]".repeat(100_000));
         assert!(message(of_body(deep.as_bytes())?.take::<Value>("a")).contains("recursion limit"));
+        Ok(())
+    }
+
+    #[test]
+    fn nothing_is_given_twice_however_deep_it_is() -> Result<()> {
+        for (json, expected) in [
+            (r#"[{"role": "a", "b": 1, "role": "c"}]"#, "`a[0]`: `role` is given twice"),
+            (r#"[{"b": [{"c": 1, "\u0063": 1}]}]"#, "`a[0].b[0]`: `c` is given twice"),
+            (r#"{"b": {"c": {"d": null, "d": null}}}"#, "`a.b.c`: `d` is given twice"),
+        ] {
+            assert_eq!(message(of_body(format!("{{\"a\": {json}}}").as_bytes())?.take::<Value>("a")), expected);
+        }
+        let json = r#"{"b": {"b": [1, -1, 1.5, "b", null, true, {"b": {}}]}, "c": "{\"d\": 1, \"d\": 2}"}"#;
+        assert!(of_body(format!("{{\"a\": {json}}}").as_bytes())?.take::<Value>("a")?.is_some());
         Ok(())
     }
 

@@ -275,6 +275,9 @@ async fn errors_name_the_field_and_its_place() -> Result<()> {
     }
     let twice = post(&own.router, "/v1/embeddings", r#"{"model": "bert", "input": "a", "input": "b"}"#).await?;
     assert!(message(&twice)?.contains("`input` is given twice"), "{}", message(&twice)?);
+    let twice = r#"{"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "a", "content": "b"}]}"#;
+    let twice = message(&post(&of.router, CHAT, twice).await?)?;
+    assert!(twice.contains("`messages[0]`: `content` is given twice"), "{twice}");
     // Not 2^64 - 1 plus the prompt.
     let most = post(&of.router, "/v1/completions", with(&text_body(), &json!({"max_tokens": u64::MAX}))).await?;
     assert_eq!(most.json()?["error"]["code"], "context_length_exceeded");
