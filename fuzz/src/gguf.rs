@@ -23,7 +23,7 @@ pub fn run(bytes: &[u8]) -> bool {
         folder.set("m-00002-of-00002.gguf", part(&parts, b'b'));
         folder.put("m-00001-of-00002.gguf", part(&parts, b'a').unwrap_or_default())
     });
-    let is_allowed = bytes.len() % 2 == 0;
+    let is_allowed = bytes.len().is_multiple_of(2);
     let file = || GgufFile::from(&path).allow_unread(is_allowed);
     let _ = Config::of_gguf(file());
     if let Ok(text) = Text::of_gguf(&path) {

@@ -34,7 +34,7 @@ pub fn run(bytes: &[u8]) -> bool {
         Checkpoint::find(&folder.path().display().to_string())
     });
     let Ok(checkpoint) = found else { return false };
-    read_weights(&checkpoint.allow_unread(bytes.len() % 2 == 0))
+    read_weights(&checkpoint.allow_unread(bytes.len().is_multiple_of(2)))
 }
 
 /// A file with this header. The tensors' bytes are repeated up to the end that the header declares.

@@ -34,7 +34,7 @@ thread_local! {
 pub fn whole() -> Folder {
     let mut folder = Folder::new();
     for (name, bytes) in files() {
-        folder.put(name, &bytes);
+        folder.put(name, bytes);
     }
     folder
 }
@@ -50,7 +50,7 @@ pub fn run(bytes: &[u8]) -> bool {
             let given = part(&parts, letter).map(|part| Some(part).filter(|part| !part.is_empty()));
             folder.set(name, given.unwrap_or(own));
         }
-        embed(folder, bytes.len() % 2 == 0).is_ok()
+        embed(folder, bytes.len().is_multiple_of(2)).is_ok()
     })
 }
 

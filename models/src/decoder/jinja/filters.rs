@@ -7,8 +7,9 @@ use minijinja::{filters, Environment, Error, State, Value};
 use minijinja_contrib::{filters as more, globals};
 
 use super::numbers::{self, quotient};
-use super::python::{refused, text, Json, Tuple};
-use super::size;
+use super::python::{text, Json, Tuple};
+use super::refusal::refused;
+use super::size::{self, replaced};
 
 /// Puts them into an environment, whose clock this is.
 pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDateTime) {
@@ -97,13 +98,6 @@ fn concatenated(first: &Value, others: Rest<Value>) -> Result<String, Error> {
         told.push_str(&part);
     }
     Ok(told)
-}
-
-/// A text with a part replaced, so many times at most.
-pub(super) fn replaced(text: &str, old: &str, new: &str, most: usize) -> Result<String, Error> {
-    let found = text.matches(old).count().min(most);
-    size::check_text(text.len().saturating_add(found.saturating_mul(new.len())))?;
-    Ok(text.replacen(old, new, most))
 }
 
 fn escape(value: &Value) -> Result<Value, Error> {

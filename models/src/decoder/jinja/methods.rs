@@ -4,7 +4,8 @@ use minijinja::value::{from_args, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::python::{refused, Tuple};
+use super::python::Tuple;
+use super::refusal::refused;
 use super::size;
 
 /// Calls a method of a value.
@@ -73,7 +74,7 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
     Some(match method {
         "replace" if args.len() < 4 => from_args::<(&str, &str, Option<i64>)>(args).and_then(|(old, new, most)| {
             let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
-            super::filters::replaced(text, old, new, most).map(Value::from)
+            size::replaced(text, old, new, most).map(Value::from)
         }),
         "partition" => from_args::<(&str,)>(args).map(|(by,)| {
             let (before, by, after) = text.split_once(by).map_or((text, "", ""), |(before, after)| (before, by, after));

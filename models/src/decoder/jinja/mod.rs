@@ -5,6 +5,7 @@ mod filters;
 mod methods;
 mod numbers;
 mod python;
+mod refusal;
 mod rewrite;
 mod size;
 
@@ -40,7 +41,7 @@ impl Jinja {
         environment.set_formatter(|out, state, value| match value.is_undefined() {
             true => Ok(()),
             // A block of the template's asks for it.
-            false if state.auto_escape() != AutoEscape::None => Err(python::refused("`autoescape` is not supported")),
+            false if state.auto_escape() != AutoEscape::None => Err(refusal::refused("`autoescape` is not supported")),
             false => out.write_str(&python::text(value)?).map_err(Error::from),
         });
         filters::add(&mut environment, now);

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, State, Value};
 
-use super::python::refused;
+use super::refusal::refused;
 use super::size;
 
 /// Puts the filters into an environment.

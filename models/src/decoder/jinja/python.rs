@@ -4,8 +4,9 @@ use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
-use minijinja::{Error, ErrorKind, Value};
+use minijinja::{Error, Value};
 
+use super::refusal::refused;
 use super::size;
 
 /// A tuple of Python, which is written in round brackets.
@@ -281,9 +282,4 @@ impl Json {
         }
         out.push('"');
     }
-}
-
-/// An operation that Python refuses as well.
-pub(super) fn refused(reason: &str) -> Error {
-    Error::new(ErrorKind::InvalidOperation, reason.to_owned())
 }

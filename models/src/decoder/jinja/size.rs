@@ -2,7 +2,7 @@
 
 use minijinja::Error;
 
-use super::python::refused;
+use super::refusal::refused;
 
 /// Bytes of a text: more than any model's context.
 const MOST_BYTES: usize = 16 << 20;
@@ -34,6 +34,13 @@ fn check(size: usize, most: usize) -> Result<(), Error> {
 /// Refuses a text of so many bytes.
 pub(super) fn check_text(bytes: usize) -> Result<(), Error> {
     check(bytes, MOST_BYTES)
+}
+
+/// A text with a part replaced, so many times at most.
+pub(super) fn replaced(text: &str, old: &str, new: &str, most: usize) -> Result<String, Error> {
+    let found = text.matches(old).count().min(most);
+    check_text(text.len().saturating_add(found.saturating_mul(new.len())))?;
+    Ok(text.replacen(old, new, most))
 }
 
 /// Refuses a list of so many items.
