@@ -348,7 +348,8 @@ fn a_text_without_tokens_fails_and_others_beside_it_do_not() {
         if sampling.repetition_penalty == 1. {
             let mut generator = Generator::eager(model.clone(), &[sampling]).expect("a generator");
             let mut told = Vec::new();
-            let failed = generator.generate(&[later.prompt.clone()], 30, &[], |tokens| told.extend(tokens[0]));
+            let failed =
+                generator.generate(std::slice::from_ref(&later.prompt), 30, &[], |tokens| told.extend(tokens[0]));
             assert!(matches!(failed, Err(DecoderError::NotFinite)), "{failed:?}");
             assert_eq!(told, expected[..=at]);
         }
