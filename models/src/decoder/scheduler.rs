@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use opara_candle::ops::NO_TOKEN;
 use opara_candle::Builder;
 
 use super::cache::CHUNK;
@@ -248,7 +247,7 @@ impl Scheduler {
         self.has_changed = true;
         if is_last {
             let token = token.to_vec1::<u32>()?[0];
-            if needs_marks && token != NO_TOKEN {
+            if needs_marks {
                 self.engine.set_seen(slot, &self.engine.marks(prompt.iter().copied().chain([token]), barred)?)?;
             }
             if sequence.take(token) {
