@@ -1,4 +1,4 @@
-//! What the fuzz targets do with an input: each module's `run` reads it as a stranger's file or request. An answer and a typed error are
+//! The fuzz targets: each module's `run` reads an input as a stranger's file or request. An answer and a typed error are
 //! both fine; a panic, a hang, and memory out of proportion are findings.
 
 mod config;

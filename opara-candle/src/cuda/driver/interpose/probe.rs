@@ -32,7 +32,6 @@ pub(super) fn sees<T>(f: impl FnOnce() -> T) -> bool {
 
 #[cfg(test)]
 mod tests {
-    #[cfg(feature = "interpose")]
     #[test]
     fn a_call_that_is_no_probe_is_not_taken_for_one() {
         assert!(!super::is_probe());
