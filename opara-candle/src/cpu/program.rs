@@ -69,9 +69,11 @@ impl HostOp {
         if recorded.shape() == layout.shape() && self.dtype == result.dtype() && has_same_strides {
             return Ok(());
         }
-        let told = |dtype: DType, layout: &Layout| match layout.is_contiguous() {
-            true => format!("{dtype:?} {:?}", layout.dims()),
-            false => format!("{dtype:?} {:?} with strides {:?}", layout.dims(), layout.stride()),
+        let told = |dtype: DType, layout: &Layout| -> Box<str> {
+            match layout.is_contiguous() {
+                true => format!("{dtype:?} {:?}", layout.dims()).into(),
+                false => format!("{dtype:?} {:?} with strides {:?}", layout.dims(), layout.stride()).into(),
+            }
         };
         let (first, second) = (told(self.dtype, recorded), told(result.dtype(), layout));
         Err(Error::OtherResult { op: self.name.into(), label: self.label.clone(), first, second })

@@ -165,9 +165,9 @@ pub enum Error {
         /// Its scope path.
         label: String,
         /// Dtype and shape of the recorded result.
-        first: String,
-        /// Those of the later one.
-        second: String,
+        first: Box<str>,
+        /// Dtype and shape of the later one.
+        second: Box<str>,
     },
 
     /// An example of [`Builder::example`](crate::Builder::example) has other shapes or dtypes than the first one.
