@@ -136,13 +136,34 @@ fn flat_and_spiked_logits_are_drawn_from_as_on_the_cpu() -> anyhow::Result<()> {
     let (rows, vocab) = (16, 4096);
     let spiked: Vec<f32> = (0..rows * vocab).map(|i| if i % vocab == 17 { 50. } else { (i % 3) as f32 }).collect();
     let masked: Vec<f32> = (0..rows * vocab).map(|i| if i % 5 == 0 { 1. } else { f32::NEG_INFINITY }).collect();
-    for values in [vec![0.25; rows * vocab], spiked, masked] {
-        let run = |device: &Device| -> Result<Tensor> {
+    // Every other row has no token: by NaN, by infinity, or by minus infinity alone.
+    let spoiled = |(i, v): (usize, &f32)| match (i / vocab % 2, i / vocab / 2 % 3, i % vocab) {
+        (1, 0, 4000) => f32::NAN,
+        (1, 1, 4000) => f32::INFINITY,
+        (1, 2, _) => f32::NEG_INFINITY,
+        _ => *v,
+    };
+    let spoiled: Vec<f32> = spiked.iter().enumerate().map(spoiled).collect();
+    // Where all others are barred, so is the row.
+    let marks = Tensor::from_vec(
+        (0..rows * vocab).map(|i| ops::BARRED * u8::from(i / vocab > 3)).collect(),
+        (rows, vocab),
+        CPU,
+    )?;
+    for (values, is_spoiled) in [(vec![0.25; rows * vocab], false), (spiked, false), (masked, false), (spoiled, true)] {
+        let run = |device: &Device, bars: bool| -> Result<Tensor> {
             let logits = Tensor::from_vec(values.clone(), (rows, vocab), CPU)?.to_device(device)?;
             let positions = Tensor::arange(0, rows as u32, device)?;
-            ops::sample(&logits, &Sampler::new(&parameters(rows), device)?, &positions, None)
+            let sampler = Sampler::barring(&parameters(rows), &vec![bars; rows], device)?;
+            ops::sample(&logits, &sampler, &positions, Some(&marks.to_device(device)?))
         };
-        assert_same(&[run(&device)?], &[run(CPU)?], "flat and spiked logits");
+        for bars in [false, true] {
+            let expected = run(CPU, bars)?;
+            assert_same(&[run(&device, bars)?], std::slice::from_ref(&expected), "flat and spiked logits");
+            for (row, token) in expected.to_vec1::<u32>()?.into_iter().enumerate() {
+                assert_eq!(token == ops::NO_TOKEN, is_spoiled && row % 2 == 1 || bars && row > 3, "row {row}");
+            }
+        }
     }
     Ok(())
 }

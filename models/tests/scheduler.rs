@@ -9,7 +9,7 @@ use candle::{DType, Device};
 use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::{Config, Decoder, DecoderError, End, Generator, Listener, Request, Scheduler};
+use opara_models::decoder::{Config, Decoder, DecoderError, End, Generator, Listener, Request, Scheduler, Terms};
 
 const CPU: &Device = &Device::Cpu;
 const CONTEXT: usize = 420;
@@ -265,39 +265,97 @@ fn memory_stays_level() {
     assert!(tokens > 1000 && grown < 8 << 20, "memory grew by {} KiB over some {tokens} tokens", grown >> 10);
 }
 
-/// Token 95 has no number for its embedding, so what a text with it leaves in its slot is NaN.
+/// A token has no number for its embedding, so what a text with it leaves in its slot is NaN.
 #[test]
 fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
     let config = Config { max_positions: 512, ..Config::tiny() };
-    let model = Arc::new(spoiled::model(&config, CONTEXT, &[95], DType::F32, CPU));
-    let strange = Request { prompt: vec![95; 200], most: 40, ..Request::default() };
     let sampling = Sampling { repetition_penalty: 1.2, ..Sampling::default() };
-    let texts = [150, 1, 260].map(|n| Request {
-        prompt: (0..n).map(|i| i * 7 % 90).collect(),
-        most: 20,
-        sampling,
-        ..strange.clone()
+    let whole = Arc::new(spoiled::model(&config, CONTEXT, &[], DType::F32, CPU));
+    let texts = [150, 1, 260].map(|n| {
+        let prompt = (0..n).map(|i| i * 7 % 90).collect();
+        let request = Request { prompt, most: 20, sampling, ..Request::default() };
+        let mut fresh = Scheduler::new(whole.clone(), 2, None).expect("a scheduler");
+        let expected = alone(&mut fresh, &request).tokens;
+        assert!(expected.len() == 20 && expected.iter().any(|token| *token != expected[0]), "{expected:?}");
+        (request, expected)
     });
+    let is_free =
+        |token: &u32| texts.iter().all(|(text, written)| ![&text.prompt, written].iter().any(|of| of.contains(token)));
+    let token = (0..config.vocab as u32).find(is_free).expect("a token that no text reads or writes");
+    let model = Arc::new(spoiled::model(&config, CONTEXT, &[token], DType::F32, CPU));
+    let strange = Request { prompt: vec![token; 200], most: 40, ..Request::default() };
     for builder in [None, Some(OparaExecutor::builder())] {
         let mut scheduler = Scheduler::new(model.clone(), 2, builder.as_ref()).expect("a scheduler");
-        for text in &texts {
-            let mut fresh = Scheduler::new(model.clone(), 2, None).expect("a scheduler");
-            let expected = alone(&mut fresh, text).tokens;
-            assert!(expected.len() == 20 && expected.iter().any(|token| *token != expected[0]), "{expected:?}");
+        for (text, expected) in &texts {
             // Both slots are used in turns.
             for _ in 0..2 {
-                alone(&mut scheduler, &strange);
-                assert_eq!(alone(&mut scheduler, text).tokens, expected);
+                let failed = alone(&mut scheduler, &strange);
+                assert!(matches!(&failed.end, Some(End::Failed(why)) if why.contains("not finite")), "{failed:?}");
+                assert!(failed.tokens.is_empty());
+                assert_eq!(alone(&mut scheduler, text).tokens, *expected);
             }
         }
     }
     let mut generator = Generator::new(model.clone(), &[sampling], &OparaExecutor::builder()).expect("executors");
-    for text in &texts {
-        let mut fresh = Generator::eager(model.clone(), &[sampling]).expect("a generator");
+    for (text, _) in &texts {
+        let mut fresh = Generator::eager(whole.clone(), &[sampling]).expect("a generator");
         let expected = fresh.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
-        generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ()).expect("a text");
+        let failed = generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ());
+        assert!(matches!(failed, Err(DecoderError::NotFinite)), "{failed:?}");
         let got = generator.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
         assert_eq!(got, expected);
+    }
+}
+
+/// A text whose logits are no numbers fails alone, however tokens are drawn, at its beginning or later.
+#[test]
+fn a_text_without_tokens_fails_and_others_beside_it_do_not() {
+    let config = Config { max_positions: 512, ..Config::tiny() };
+    let whole = Request { prompt: vec![3, 1, 4], most: 30, ..Request::default() };
+    let greedy = Sampling::default();
+    let drawn = Sampling { temperature: 0.8, top_k: 20, top_p: 0.9, seed: 4, ..greedy };
+    let penalised = Sampling { repetition_penalty: 1.3, ..drawn };
+    let seeded = Arc::new(spoiled::model(&config, CONTEXT, &[], DType::F32, CPU));
+    for sampling in [greedy, drawn, penalised] {
+        let text = Request { sampling, ..whole.clone() };
+        let expected = alone(&mut Scheduler::new(seeded.clone(), 2, None).expect("a scheduler"), &text).tokens;
+        // The first token that it did not write before: what it writes behind that is spoiled.
+        let is_new = |at: &usize| *at > 0 && !expected[..*at].contains(&expected[*at]);
+        let at = (4..expected.len()).find(is_new).expect("a new token");
+        let model = Arc::new(spoiled::model(&config, CONTEXT, &expected[at..=at], DType::F32, CPU));
+        let end = (0..96).find(|token| !expected.contains(token)).expect("a token that it did not write");
+        let (later, beside) = (text.clone(), Request { most: at, ..text.clone() });
+        let first = Request { prompt: vec![3, expected[at]], ..text };
+        for builder in [None, Some(OparaExecutor::builder())] {
+            let mut scheduler = Scheduler::new(model.clone(), 3, builder.as_ref()).expect("a scheduler");
+            for least in [0, 20] {
+                let texts = [&later, &first, &beside].map(|request| {
+                    let (kept, text) = Kept::new(usize::MAX);
+                    let request = Request { ends: vec![end], ..request.clone() };
+                    let terms = Terms { least: least.min(request.most), ..Terms::default() };
+                    scheduler.join_on(terms, request, kept).expect("a slot is free");
+                    text
+                });
+                while scheduler.live() > 0 {
+                    scheduler.turn(|| false).expect("it runs");
+                }
+                let [later, first, beside] = texts.map(|text| std::mem::take(&mut *text.lock().expect("no panic")));
+                for failed in [&later, &first] {
+                    assert!(matches!(failed.end, Some(End::Failed(_))), "{sampling:?}: {failed:?}");
+                }
+                assert_eq!((&later.tokens[..], first.tokens.len()), (&expected[..=at], 0), "{sampling:?}");
+                assert_eq!((&beside.tokens[..], beside.end), (&expected[..at], Some(End::Length)), "{sampling:?}");
+            }
+        }
+        // It has no penalties.
+        if sampling.repetition_penalty == 1. {
+            let mut generator = Generator::eager(model.clone(), &[sampling]).expect("a generator");
+            let mut told = Vec::new();
+            let failed =
+                generator.generate(std::slice::from_ref(&later.prompt), 30, &[], |tokens| told.extend(tokens[0]));
+            assert!(matches!(failed, Err(DecoderError::NotFinite)), "{failed:?}");
+            assert_eq!(told, expected[..=at]);
+        }
     }
 }
 

@@ -231,6 +231,23 @@ fn padding_does_not_change_the_tokens() -> Result<()> {
 }
 
 #[test]
+fn logits_that_are_not_finite_are_an_error() -> Result<()> {
+    for (name, config) in models() {
+        let weights = VarMap::new();
+        let load = || T5::load(VarBuilder::from_varmap(&weights, DType::F32, CPU), &config);
+        load()?;
+        let norm = weights.data().lock().expect("no panic")["decoder.final_layer_norm.weight"].clone();
+        norm.set(&(norm.as_tensor() * f64::NAN)?)?;
+        let (model, ids) = (Arc::new(load()?), tokens(9, 31)?);
+        let replayed = Generator::new(model.clone(), 5, strict())?.generate(&ids, None);
+        for said in [message(model.generate(&ids, None, 5)), message(replayed)] {
+            assert!(said.contains("not finite"), "{name}: {said}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn executors_give_the_same_bits() -> Result<()> {
     for (name, config) in models() {
         let (ids, decoder_ids, mask) = (tokens(21, 31)?, tokens(30, 17)?, padding([21, 9], 21)?);

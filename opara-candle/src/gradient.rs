@@ -4,7 +4,7 @@
 //! Kernels make their results by [`made`]. If candle tracks an operand, the result is a node of candle's graph whose backward pass is an
 //! error. The node holds a variable and nothing else, so that operands are freed as they would be without it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use candle::backend::BackendStorage;
 use candle::op::BackpropOp;
@@ -20,6 +20,22 @@ type Tracked = (&'static str, Tensor);
 thread_local! {
     /// The outermost operator that runs on this thread, if candle tracks one of its operands.
     static CURRENT: RefCell<Option<Tracked>> = const { RefCell::new(None) };
+
+    /// Do operators of this thread give their results as they are?
+    static IS_OFF: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `f`, whose results nobody keeps: operators with tracked operands give theirs as they are. Results that hold no values could not be
+/// made anew.
+pub(crate) fn unwatched<T>(f: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            IS_OFF.set(self.0);
+        }
+    }
+    let _restore = Restore(IS_OFF.replace(true));
+    f()
 }
 
 /// Runs `f`, an operator of this name on these operands. If candle tracks one of them, the result has candle's gradient or an error in
@@ -33,7 +49,7 @@ pub(crate) fn watched(name: &'static str, operands: &[&Tensor], f: impl FnOnce()
         }
     }
     let is_tracked = operands.iter().any(|operand| operand.track_op());
-    if !is_tracked && CURRENT.with_borrow(Option::is_none) {
+    if IS_OFF.get() || !is_tracked && CURRENT.with_borrow(Option::is_none) {
         return f();
     }
     let around = Restore(CURRENT.take());

@@ -111,8 +111,8 @@ fn products_with_few_rows_are_those_of_codes_of_eight_bits() -> Result<()> {
                 let (expected, tolerance) = product_of_library(&x, &rounded.to_dtype(DType::F32)?, unit)?;
                 let got = ops::quantized_linear(&of_x, None, &half, None, None)?;
                 assert_near(&got, &expected, tolerance, of);
-                let ids = Tensor::new(&[[2u32, 0], [6, 1]], CPU)?;
-                let expected = rounded.index_select(&ids.flatten_all()?, 0)?.reshape((2, 2, inner))?;
+                let ids = Tensor::new(&[[2u32, 0, ops::NO_TOKEN], [6, ops::NO_TOKEN, 1]], CPU)?;
+                let expected = rounded.index_select(&ids.flatten_all()?, 0)?.reshape((2, 3, inner))?;
                 let got = ops::quantized_embedding(&half, &ids.to_device(&device)?, dtype)?;
                 assert!(same_bits(&got.to_device(CPU)?, &expected)?, "rows of {to:?} in {dtype:?}");
             }

@@ -7,7 +7,7 @@ use candle::DType;
 use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::{Config, Decoder, End, Generator, Listener, Request, Rotary, Scheduler};
+use opara_models::decoder::{Config, Decoder, DecoderError, End, Generator, Listener, Request, Rotary, Scheduler};
 
 use super::common::gpu;
 use super::generation::configs;
@@ -90,7 +90,22 @@ fn alone(scheduler: &mut Scheduler, request: &Request) -> Result<Vec<u32>> {
     Ok(text.into_iter().collect())
 }
 
-/// Token 95 has no number for its embedding, so what a text with it leaves in its slot is NaN.
+/// Hears why a text failed.
+struct Failed(mpsc::Sender<String>);
+
+impl Listener for Failed {
+    fn token(&mut self, token: u32) -> bool {
+        panic!("a text of no numbers has token {token}")
+    }
+
+    fn end(&mut self, end: End) {
+        if let End::Failed(why) = end {
+            let _ = self.0.send(why);
+        }
+    }
+}
+
+/// A token has no number for its embedding, so what a text with it leaves in its slot is NaN.
 #[test]
 fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -101,26 +116,39 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
     {
         let (name, config) = configs().swap_remove(kind);
         let (config, of) = (with_heads(&config, head_dim), format!("{name}, heads of {head_dim}, {dtype:?}"));
-        let model = Arc::new(spoiled::model(&config, 400, &[95], dtype, &device));
-        let strange = Request { prompt: vec![95; 200], most: 40, ..Request::default() };
+        let whole = Arc::new(spoiled::model(&config, 400, &[], dtype, &device));
+        let texts = [150, 1, 260].map(|n| {
+            let prompt: Vec<u32> = (0..n).map(|i| i * 7 % 90).collect();
+            Request { prompt, most: 20, ..Request::default() }
+        });
+        let mut fresh = Scheduler::new(whole.clone(), 2, None)?;
+        let expected = texts.iter().map(|text| alone(&mut fresh, text)).collect::<Result<Vec<_>>>()?;
+        let sampling = [Sampling::default()];
+        let by_generator = Generator::eager(whole, &sampling)?.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens;
+        let is_free =
+            |token: &u32| *token >= 90 && [&expected, &by_generator].iter().all(|of| !of.concat().contains(token));
+        let token = (0..config.vocab as u32).find(is_free).expect("a token that no text reads or writes");
+        let model = Arc::new(spoiled::model(&config, 400, &[token], dtype, &device));
+        let strange = Request { prompt: vec![token; 200], most: 40, ..Request::default() };
         let mut scheduler = Scheduler::new(model.clone(), 2, Some(&OparaExecutor::builder()))?;
         let mut eager = Scheduler::new(model.clone(), 2, None)?;
-        for n in [150, 1, 260] {
-            let prompt: Vec<u32> = (0..n).map(|i| i * 7 % 90).collect();
-            let text = Request { prompt: prompt.clone(), most: 20, ..Request::default() };
-            let expected = alone(&mut Scheduler::new(model.clone(), 2, None)?, &text)?;
-            for _ in 0..2 {
-                alone(&mut scheduler, &strange)?;
-                alone(&mut eager, &strange)?;
-                assert_eq!(alone(&mut scheduler, &text)?, expected, "{of}");
-                assert_eq!(alone(&mut eager, &text)?, expected, "{of}, eagerly");
+        for (text, expected) in texts.iter().zip(&expected) {
+            for scheduler in [&mut scheduler, &mut eager] {
+                for _ in 0..2 {
+                    let (told, failed) = mpsc::channel();
+                    scheduler.join(strange.clone(), Box::new(Failed(told)))?;
+                    while scheduler.live() > 0 {
+                        scheduler.turn(|| false)?;
+                    }
+                    assert!(failed.recv()?.contains("not finite"), "{of}");
+                    assert_eq!(alone(scheduler, text)?, *expected, "{of}");
+                }
             }
         }
-        let sampling = [Sampling::default()];
-        let expected = Generator::eager(model.clone(), &sampling)?.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens;
-        let mut generator = Generator::eager(model.clone(), &sampling)?;
-        generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ())?;
-        assert_eq!(generator.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens, expected, "{of}, a generator");
+        let mut generator = Generator::eager(model, &sampling)?;
+        let failed = generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ());
+        assert!(matches!(failed, Err(DecoderError::NotFinite)), "{of}, a generator: {failed:?}");
+        assert_eq!(generator.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens, by_generator, "{of}, a generator");
     }
     Ok(())
 }

@@ -251,6 +251,13 @@ pub enum DecoderError {
     #[error(transparent)]
     Weights(WeightsError),
 
+    /// The model gives no numbers from which a token could be drawn.
+    #[error(
+        "the model's logits are not finite: its weights are not, or its numbers leave the range of their type. Run it in f32 or bf16, \
+         or use another checkpoint"
+    )]
+    NotFinite,
+
     /// An error of the executor.
     #[error(transparent)]
     Executor(#[from] opara_candle::Error),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use candle::{DType, Device, Tensor};
-use opara_candle::ops::{self, Sampler, Sampling};
+use opara_candle::ops::{self, Sampler, Sampling, NO_TOKEN};
 use opara_candle::{Builder, Carry, StepExecutor};
 
 use super::cache::{Cache, CHUNK};
@@ -151,8 +151,8 @@ impl Generator {
     /// sequences that have ended.
     ///
     /// # Errors
-    /// [`DecoderError::Batch`], [`DecoderError::EmptyPrompt`], [`DecoderError::UnknownToken`], [`DecoderError::TooLong`]; those of
-    /// the model and of its executors.
+    /// [`DecoderError::Batch`], [`DecoderError::EmptyPrompt`], [`DecoderError::UnknownToken`], [`DecoderError::TooLong`],
+    /// [`DecoderError::NotFinite`]; those of the model and of its executors.
     pub fn generate(
         &mut self,
         prompts: &[Vec<u32>],
@@ -179,7 +179,7 @@ impl Generator {
         let reading = start.elapsed();
         let mut texts = Texts::new(prompts.len(), ends);
         if most > 0 {
-            each(&texts.add(&token));
+            each(&texts.add(&token)?);
         }
         let (start, mut steps) = (Instant::now(), 0);
         let left = most.saturating_sub(1);
@@ -187,13 +187,13 @@ impl Generator {
             Run::Eager => {
                 while steps < left && texts.are_open() {
                     let token = step(model, writing)?[0].to_vec1::<u32>()?;
-                    each(&texts.add(&token));
+                    each(&texts.add(&token)?);
                     steps += 1;
                 }
             }
             Run::Executors(executors) if texts.are_open() => {
                 for token in executors.step.stream(writing, AHEAD).at_most(left) {
-                    each(&texts.add(&token?));
+                    each(&texts.add(&token?)?);
                     steps += 1;
                     if !texts.are_open() {
                         break;
@@ -276,7 +276,10 @@ impl<'a> Texts<'a> {
     }
 
     /// One of each sequence; gives those that belong to it.
-    fn add(&mut self, tokens: &[u32]) -> Vec<Option<u32>> {
+    fn add(&mut self, tokens: &[u32]) -> Result<Vec<Option<u32>>> {
+        if self.open.iter().zip(tokens).any(|(open, &token)| *open && token == NO_TOKEN) {
+            return Err(DecoderError::NotFinite);
+        }
         let texts = self.tokens.iter_mut().zip(&mut self.open);
         let added = texts.zip(tokens).map(|((text, open), &token)| {
             *open &= !self.ends.contains(&token);
@@ -285,7 +288,7 @@ impl<'a> Texts<'a> {
                 token
             })
         });
-        added.collect()
+        Ok(added.collect())
     }
 
     fn are_open(&self) -> bool {

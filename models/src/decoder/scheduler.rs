@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use opara_candle::ops::NO_TOKEN;
 use opara_candle::Builder;
 
 use super::cache::CHUNK;
@@ -247,7 +248,7 @@ impl Scheduler {
         self.has_changed = true;
         if is_last {
             let token = token.to_vec1::<u32>()?[0];
-            if needs_marks {
+            if needs_marks && token != NO_TOKEN {
                 self.engine.set_seen(slot, &self.engine.marks(prompt.iter().copied().chain([token]), barred)?)?;
             }
             if sequence.take(token) {

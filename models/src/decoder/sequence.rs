@@ -1,8 +1,8 @@
 //! One sequence of a batch: its request and its progress.
 
-use opara_candle::ops::{Sampler, Sampling};
+use opara_candle::ops::{Sampler, Sampling, NO_TOKEN};
 
-use super::error::Result;
+use super::error::{DecoderError, Result};
 use super::slots::Slot;
 use super::Decoder;
 
@@ -110,6 +110,10 @@ impl Sequence {
 
     /// Takes a token, and says whether it was the last one.
     pub fn take(&mut self, token: u32) -> bool {
+        if token == NO_TOKEN {
+            self.listener.end(End::Failed(DecoderError::NotFinite.to_string()));
+            return true;
+        }
         if self.request.ends.contains(&token) {
             self.listener.end(End::Stop);
             return true;

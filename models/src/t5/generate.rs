@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use candle::{bail, DType, Result, Tensor};
-use opara_candle::{ops, Builder, Carry, OparaExecutor, StepExecutor};
+use opara_candle::ops::{self, Sampler, Sampling, NO_TOKEN};
+use opara_candle::{Builder, Carry, OparaExecutor, StepExecutor};
 
 use super::{Memory, T5};
 
@@ -40,6 +41,8 @@ pub struct Writing {
     token: Tensor,
     /// The position of that token, `(batch)`.
     positions: Tensor,
+    /// Chooses the most likely token.
+    sampler: Sampler,
     /// One cache per layer.
     caches: Vec<Tensor>,
 }
@@ -49,7 +52,8 @@ impl Writing {
         let device = model.encoder.shared.embeddings.device();
         let token = Tensor::full(model.config.start_token(), (batch, 1), device)?;
         let positions = Tensor::zeros(batch, DType::U32, device)?;
-        Ok(Self { token, positions, caches: model.caches(batch, max_tokens)? })
+        let sampler = Sampler::new(&vec![Sampling::default(); batch], device)?;
+        Ok(Self { token, positions, sampler, caches: model.caches(batch, max_tokens)? })
     }
 }
 
@@ -59,7 +63,8 @@ impl Carry for Writing {
     }
 
     fn with(&self, tensors: Vec<Tensor>) -> Self {
-        Self { token: tensors[0].clone(), positions: tensors[1].clone(), caches: tensors[2..].to_vec() }
+        let (token, positions, caches) = (tensors[0].clone(), tensors[1].clone(), tensors[2..].to_vec());
+        Self { token, positions, sampler: self.sampler.clone(), caches }
     }
 }
 
@@ -154,10 +159,10 @@ fn read(model: &T5, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
 
 /// Adds the most likely token.
 fn step(model: &T5, memory: &[Tensor], writing: &Writing) -> Result<Vec<Tensor>> {
-    let Writing { token, positions, caches } = writing;
+    let Writing { token, positions, sampler, caches } = writing;
     let memory = Memory { keys_values: memory[0].clone(), mask: memory.get(1).cloned() };
     let logits = model.step(token, positions, &memory, caches)?;
-    let next = ops::unsqueeze(&ops::argmax(&logits, 1)?, 1)?;
+    let next = ops::unsqueeze(&ops::sample(&logits, sampler, positions, None)?, 1)?;
     ops::assign(token, &next)?;
     ops::advance(positions, 1)?;
     Ok(vec![next])
@@ -169,6 +174,9 @@ fn collect(batch: usize, end: u32, steps: impl Iterator<Item = Result<Vec<u32>>>
     for tokens in steps {
         for ((output, open), token) in outputs.iter_mut().zip(tokens?) {
             *open &= token != end;
+            if *open && token == NO_TOKEN {
+                bail!("the model's logits are not finite: its weights are not, or its numbers leave the range of their type")
+            }
             if *open {
                 output.push(token);
             }

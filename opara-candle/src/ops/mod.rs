@@ -124,7 +124,7 @@ pub use pad::pad;
 pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
-pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED};
+pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use upsample::upsample_nearest2d;
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};

@@ -157,18 +157,21 @@ impl TextTokenizer {
 
     fn encode_one(&self, index: usize, text: &str, cuts: bool) -> Result<TextRow> {
         let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
-        let row: TextRow = match &self.kind {
-            Kind::Words(words) => words.encode(text).map_err(failed)?.into(),
-            Kind::Trained(tokenizer) => row(&tokenizer.encode_fast(text, true).map_err(failed)?),
-            Kind::Hash { vocab_size } => {
-                std::iter::once(1).chain(hashed_words(text, *vocab_size)).collect::<Vec<_>>().into()
-            }
+        let all = || -> tokenizers::Result<TextRow> {
+            Ok(match &self.kind {
+                Kind::Words(words) => words.encode(text)?.into(),
+                Kind::Trained(tokenizer) => row(&tokenizer.encode_fast(text, true)?),
+                Kind::Hash { vocab_size } => {
+                    std::iter::once(1).chain(hashed_words(text, *vocab_size)).collect::<Vec<_>>().into()
+                }
+            })
         };
+        let row = tokenizer::guarded(all).map_err(failed)?;
         if row.ids.len() <= self.limit {
             return Ok(row);
         }
         let tokens = row.ids.len();
-        let cut = if cuts { self.cut_row(row, text).map_err(failed)? } else { None };
+        let cut = if cuts { tokenizer::guarded(|| self.cut_row(row, text)).map_err(failed)? } else { None };
         cut.ok_or(EmbedError::TooLong { text: index, tokens, limit: self.limit })
     }
 

@@ -6,9 +6,12 @@ mod common;
 mod grpc;
 mod http;
 mod mutations;
+mod not_finite;
 mod openai;
 mod operation;
 mod requests;
+#[path = "../../../models/tests/spoiled/mod.rs"]
+mod spoiled;
 mod texts;
 mod transport;
 mod writing;

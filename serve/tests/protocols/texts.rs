@@ -37,7 +37,12 @@ pub fn endless_texts(settings: &Settings, context: usize) -> Result<Texts> {
 
 pub fn serve(settings: &Settings, context: usize, eos: Vec<u32>) -> Result<Texts> {
     let config = Config { vocab: 256, max_positions: context, eos, ..Config::tiny() };
-    let decoder = Arc::new(Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?);
+    let decoder = Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, context)?;
+    serve_of(settings, Arc::new(decoder))
+}
+
+/// The same with this decoder.
+pub fn serve_of(settings: &Settings, decoder: Arc<Decoder>) -> Result<Texts> {
     let registry = Arc::new(Registry::default());
     let (metrics, counters) = (registry.texts("m"), registry.model("m"));
     let (of, slots, limit) = (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));

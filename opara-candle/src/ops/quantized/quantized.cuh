@@ -234,6 +234,12 @@ __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned row
     if (first >= numel) return;
     size_t row = first / columns;
     if (ids) row = ids[row];
+    // As in `embedding.cu`.
+    if (ids && row == ~0u) {
+#pragma unroll
+        for (unsigned n = 0; n < N; n += WIDE<T>) store<T, WIDE<T>>(y + first + n, {});
+        return;
+    }
     assert(row < rows);
     const size_t element = row * columns + first % columns;
     const Vec<unsigned char, 16> held = load<unsigned char, 16>(codes + element * BITS / 8);

@@ -2,7 +2,7 @@
 
 use candle::{bail, CpuStorage, DType, InplaceOp2, Layout, Result, Tensor};
 
-use super::parameters::{BARRED, BARS, SEEN, WORDS};
+use super::parameters::{BARRED, BARS, NO_TOKEN, SEEN, WORDS};
 use crate::ops::argmax::first_largest;
 
 /// All operands are contiguous.
@@ -16,6 +16,10 @@ pub(super) fn sample(
     let (parameters, positions) = (parameters.to_vec2::<u32>()?, positions.flatten_all()?.to_vec1::<u32>()?);
     let seen = seen.map(|seen| seen.to_vec2::<u8>()).transpose()?;
     let token = |(row, mut logits): (usize, Vec<f32>)| {
+        // Before penalties, which may be as large as they like.
+        if !logits[first_largest(&logits) as usize].is_finite() {
+            return NO_TOKEN;
+        }
         let Parameters { penalty, bars, .. } = Parameters::of(&parameters[row]);
         if let (Some(seen), true) = (&seen, penalty != 1. || bars) {
             for (v, mark) in logits.iter_mut().zip(&seen[row]) {
@@ -65,6 +69,9 @@ impl Parameters {
 fn draw(logits: &[f32], of: &Parameters, position: u32) -> u32 {
     let best = first_largest(logits);
     let largest = logits[best as usize];
+    if largest == f32::NEG_INFINITY {
+        return NO_TOKEN;
+    }
     if of.temperature == 0. || !largest.is_finite() {
         return best;
     }

@@ -11,7 +11,7 @@ mod parameters;
 
 use candle::{bail, DType, Device, Result, Tensor};
 
-pub use self::parameters::{Sampler, Sampling, BARRED};
+pub use self::parameters::{Sampler, Sampling, BARRED, NO_TOKEN};
 use crate::cpu::record::{apply, apply_in_place};
 
 /// Draws a token for each row of `logits`, `(rows, vocab)` of f32, f16 or bf16. Returns `(rows)` of u32.
@@ -32,7 +32,7 @@ use crate::cpu::record::{apply, apply_in_place};
 ///
 /// The noise is a function of seed, `positions` and token alone (Philox4x32-10). So a row's token does not depend on its index or
 /// its neighbours, and is the same on the CPU and on a GPU. `positions`, of u32, is one number for all rows or one per row. A row
-/// whose largest logit is NaN or infinite gives the first such token.
+/// with a NaN, with a logit of infinity, or of minus infinity alone has no token: it gives [`NO_TOKEN`].
 ///
 /// ```
 /// use candle::{DType, Device::Cpu, Tensor};

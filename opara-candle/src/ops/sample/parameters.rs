@@ -12,6 +12,10 @@ pub(super) const SEEN: u8 = 1;
 /// The bit of a mark of a token that rows which [bar](Sampler::barring) tokens do not draw.
 pub const BARRED: u8 = 2;
 
+/// Stands for the token of a row from which [`sample`](super::sample) can draw none. No vocabulary has it, and embeddings give zeros
+/// for it.
+pub const NO_TOKEN: u32 = u32::MAX;
+
 /// Parameters of sampling for one text. Default: always the most likely token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {

@@ -18,6 +18,9 @@ enum Word { TEMPERATURE, TOP_K, TOP_P, MIN_P, PENALTY, SEED_LOW, SEED_HIGH, BARS
 // Bits of a mark (`parameters.rs`).
 enum Mark { SEEN = 1, BARRED = 2 };
 
+// Stands for a token that cannot be drawn (`parameters.rs`).
+#define NO_TOKEN (~0u)
+
 // e^x for x <= 0, and the natural logarithm of x > 0: expf and logf of S. Moshier's Cephes library.
 __device__ inline float exponential(float x) {
     if (!(x >= -87.f)) return 0.f;
@@ -215,10 +218,12 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
         return v > 0.f ? __fdiv_rn(v, penalty) : __fmul_rn(v, penalty);
     };
     Largest<float> best = Largest<float>::none();
-    each<T>(logits, vocab, thread, threads, [&](unsigned at, float v) { best = best.or_later(penalised(at, v), at); });
+    // A NaN is the largest of a row. Infinity counts as one before penalties, which may make others as large.
+    each<T>(logits, vocab, thread, threads,
+            [&](unsigned at, float v) { best = best.or_later(v < INFINITY ? penalised(at, v) : NAN, at); });
     best = of_row(best, largest, in_block);
     if (temperature == 0.f || !isfinite(best.value)) {
-        if (thread == 0) y[row] = best.at;
+        if (thread == 0) y[row] = best.value > -INFINITY ? best.at : NO_TOKEN;
         return;
     }
 
