@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use minijinja::value::{Enumerator, Object, ObjectRepr, ValueKind};
+use minijinja::value::{from_args, Enumerator, Object, ObjectRepr, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::methods::of_dict;
-use super::python::item;
+use super::budget;
+use super::python::{item, Tuple};
 
 /// A dictionary of Python. Its methods come before its keys: `d.items()` lists pairs, even where a key is called `items`.
 #[derive(Debug)]
@@ -25,6 +25,10 @@ impl Object for Dict {
         Enumerator::Values(self.0.try_iter().map(Iterator::collect).unwrap_or_default())
     }
 
+    fn enumerator_len(self: &Arc<Self>) -> Option<usize> {
+        self.0.len()
+    }
+
     fn call_method(self: &Arc<Self>, _: &State<'_, '_>, method: &str, args: &[Value]) -> Result<Value, Error> {
         let unknown = || Err(Error::from(ErrorKind::UnknownMethod));
         of_dict(&self.0, method, args).unwrap_or_else(unknown)
@@ -41,4 +45,29 @@ pub(crate) fn of_json(value: &Value) -> Value {
         ValueKind::Seq => value.try_iter().into_iter().flatten().map(|value| of_json(&value)).collect(),
         _ => value.clone(),
     }
+}
+
+/// Is it a dictionary of a request? Templates make others.
+pub(super) fn is(value: &Value) -> bool {
+    value.downcast_object_ref::<Dict>().is_some()
+}
+
+/// A dictionary's method; `None` if it has none of this name.
+pub(super) fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+    let keys = || dict.try_iter().into_iter().flatten();
+    let value = |key: &Value| dict.get_item(key).unwrap_or_default();
+    let none = || from_args::<()>(args).and_then(|()| budget::made_items(dict.len().unwrap_or(0)));
+    Some(match method {
+        "items" => none().map(|()| keys().map(|key| Tuple::value([key.clone(), value(&key)])).collect()),
+        "keys" => none().map(|()| keys().collect()),
+        "values" => none().map(|()| keys().map(|key| value(&key)).collect()),
+        "copy" => none().map(|()| dict.clone()),
+        "get" => from_args::<(&Value, Option<Value>)>(args).map(|(key, default)| {
+            // Lists are no keys in Python.
+            let is_key = !matches!(key.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
+            let found = Some(key).filter(|_| is_key).map(value).filter(|value| !value.is_undefined());
+            found.or(default).unwrap_or_else(|| Value::from(()))
+        }),
+        _ => return None,
+    })
 }

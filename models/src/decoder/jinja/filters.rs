@@ -3,16 +3,19 @@
 use chrono::format::{Item, StrftimeItems};
 use chrono::NaiveDateTime;
 use minijinja::value::{from_args, Kwargs, Rest, ValueKind};
-use minijinja::{filters, Environment, Error, State, Value};
+use minijinja::{filters, Error, State, Value};
 use minijinja_contrib::{filters as more, globals};
 
 use super::numbers::{self, quotient};
-use super::python::{text, Json, Tuple};
+use super::operations::Operations;
+use super::operators;
+use super::python::{item, text, Json, Tuple};
 use super::refusal::refused;
-use super::size::{self, replaced};
+use super::size::replaced;
+use super::{budget, size, weight};
 
 /// Puts them into an environment, whose clock this is.
-pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDateTime) {
+pub(super) fn add(environment: &mut Operations, now: fn() -> NaiveDateTime) {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| text(value));
     environment.add_filter("upper", |value: &Value| text(value).map(|text| text.to_uppercase()));
@@ -40,8 +43,10 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
     environment.add_filter("format", |state: &State, value: &Value, args: Rest<Value>| format(state, value, &args));
     environment.add_filter("join", join);
     numbers::add(environment);
-    // minijinja's differs from Python's.
-    environment.remove_filter("pprint");
+    // minijinja's differs from Python's, and Python has none of the others.
+    for name in ["pprint", "chain", "zip", "lines", "split", "bool"] {
+        environment.remove_filter(name);
+    }
     environment.add_filter("length", length);
     environment.add_filter("count", length);
     environment.add_filter("indent", indent);
@@ -56,14 +61,7 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
     }
     environment.add_filter("wordcount", |value: &str| value.split_whitespace().count());
     environment.add_filter("truncate", more::truncate);
-    environment.add_filter(super::rewrite::TEXT, concatenated);
-    environment.add_filter(super::rewrite::SUM, numbers::added);
-    environment.add_filter(super::rewrite::REMAINDER, remainder);
-    environment.add_filter(super::rewrite::FORMAT, |state: &State, value: &Value, args: Rest<Value>| {
-        format(state, value, &args)
-    });
-    environment
-        .add_filter(super::rewrite::QUOTIENT, |a: &Value, b: &Value| quotient(a, b).map(|(quotient, _)| quotient));
+    add_operators(environment);
     environment.add_test("iterable", |value: &Value| {
         matches!(value.kind(), ValueKind::Undefined | ValueKind::String)
             || (!value.is_none() && value.try_iter().is_ok())
@@ -89,6 +87,37 @@ pub(super) fn add(environment: &mut Environment<'static>, now: fn() -> NaiveDate
     });
 }
 
+/// Letters of a format of dates.
+const MOST_FORMAT: usize = 1000;
+
+/// What the rewriter writes.
+fn add_operators(environment: &mut Operations) {
+    let passed = |value: Value| Ok::<_, Error>(value);
+    environment.add_filter(operators::TEXT, concatenated);
+    environment.add_operator(operators::SUM, numbers::added);
+    environment.add_operator(operators::PRODUCT, numbers::multiplied);
+    environment.add_operator(operators::SLICE, numbers::sliced);
+    environment.add_filter(operators::REMAINDER, remainder);
+    environment
+        .add_filter(operators::FORMAT, |state: &State, value: &Value, args: Rest<Value>| format(state, value, &args));
+    environment.add_filter(operators::QUOTIENT, |a: &Value, b: &Value| quotient(a, b).map(|(quotient, _)| quotient));
+    environment
+        .add_operator(operators::WRITTEN, move |value: Value| weight::check(&value).and_then(|()| passed(value)));
+    environment.add_operator(operators::READ, move |value: Value| weight::read(&value).and_then(|()| passed(value)));
+    environment
+        .add_operator(operators::COMPARED, move |value: Value| weight::compared(&value).and_then(|()| passed(value)));
+    environment.add_operator(operators::SEARCHED, move |value: Value| {
+        // A dictionary looks a key up.
+        if value.kind() != ValueKind::Map {
+            weight::compared(&value)?;
+        }
+        passed(value)
+    });
+    environment
+        .add_operator(operators::KEPT, move |value: Value| weight::check_kept(&value).and_then(|()| passed(value)));
+    environment.add_operator(operators::MACRO, |value: Value| budget::made_macro().map(|()| value));
+}
+
 /// The texts of `~`, one behind the other.
 fn concatenated(first: &Value, others: Rest<Value>) -> Result<String, Error> {
     let mut told = text(first)?;
@@ -102,7 +131,10 @@ fn concatenated(first: &Value, others: Rest<Value>) -> Result<String, Error> {
 
 fn escape(value: &Value) -> Result<Value, Error> {
     let escapes = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")];
-    Ok(Value::from_safe_string(escapes.iter().fold(text(value)?, |told, (letter, by)| told.replace(letter, by))))
+    let text = text(value)?;
+    let found = text.matches(['&', '<', '>', '\'', '"']).count();
+    size::check_text(text.len().saturating_add(found.saturating_mul(5)))?;
+    Ok(Value::from_safe_string(escapes.iter().fold(text, |told, (letter, by)| told.replace(letter, by))))
 }
 
 /// The first letter large, the others small.
@@ -245,6 +277,7 @@ fn remainder(state: &State, a: &Value, b: &Value) -> Result<Value, Error> {
 fn format(state: &State, pattern: &Value, args: &[Value]) -> Result<Value, Error> {
     pattern.as_str().map_or(Ok(()), size::check_pattern)?;
     let names = pattern.as_str().is_some_and(|pattern| pattern.contains("%("));
+    let fields = pattern.as_str().map_or(0, |pattern| pattern.matches('%').count());
     let written = |value: &Value| {
         Ok(match value.kind() {
             ValueKind::String | ValueKind::Number => value.clone(),
@@ -253,10 +286,24 @@ fn format(state: &State, pattern: &Value, args: &[Value]) -> Result<Value, Error
             _ => Value::from(text(value)?),
         })
     };
-    filters::format(state, pattern, Rest(args.iter().map(written).collect::<Result<_, Error>>()?))
+    let args = args.iter().map(written).collect::<Result<Vec<_>, Error>>()?;
+    let longest = |value: &Value| match value.kind() {
+        ValueKind::Map => value.try_iter().into_iter().flatten().map(|key| told_bytes(&item(value, &key))).max(),
+        _ => Some(told_bytes(value)),
+    };
+    size::check_text(fields.saturating_mul(args.iter().filter_map(longest).max().unwrap_or(0)))?;
+    filters::format(state, pattern, Rest(args))
+}
+
+/// Bytes of a value's text: too many, if they are too many.
+fn told_bytes(value: &Value) -> usize {
+    text(value).map_or(usize::MAX, |text| text.len())
 }
 
 fn strftime(now: NaiveDateTime, format: &str) -> Result<String, Error> {
+    if format.len() > MOST_FORMAT {
+        return Err(refused("a format of dates has no more than a thousand letters"));
+    }
     let items: Vec<Item> = StrftimeItems::new(format).collect();
     let unknown = || refused(&format!("`{format}` is not a format of dates"));
     if items.contains(&Item::Error) {

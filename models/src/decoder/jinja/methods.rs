@@ -1,56 +1,66 @@
 //! Methods of Python's strings, lists and dictionaries, beyond those of `minijinja_contrib`.
 
-use minijinja::value::{from_args, ValueKind};
+use minijinja::value::{from_args, Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
-use super::python::Tuple;
+use super::dict::of_dict;
+use super::python::{text, Tuple};
 use super::refusal::refused;
-use super::size;
+use super::{size, weight};
 
-/// Calls a method of a value.
+/// Calls a method of a value, which pays for what it reads and makes.
 pub(super) fn call(state: &State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+    let is_list = matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable);
+    match is_list {
+        true => weight::compared(value)?,
+        false => weight::worked(value)?,
+    }
+    args.iter().try_for_each(if is_list { weight::compared } else { weight::read })?;
     let known = match (value.kind(), value.as_str()) {
         (ValueKind::Map, _) => of_dict(value, method, args),
         (ValueKind::String, Some(text)) => of_text(text, method, args),
         (ValueKind::Seq | ValueKind::Iterable, _) => of_list(value, method, args),
         _ => None,
     };
-    known.unwrap_or_else(|| {
-        match (method, value.as_str()) {
-            ("format", Some(pattern)) => size::check_pattern(pattern)?,
-            ("join", Some(by)) => {
-                let parts: Vec<Value> =
-                    args.first().map_or(Ok(Vec::new()), |list| list.try_iter().map(Iterator::collect))?;
-                let bytes = parts.iter().map(|part| part.as_str().map_or(0, str::len) + by.len());
-                size::check_text(bytes.sum())?;
-            }
-            _ => {}
+    let made = known.unwrap_or_else(|| match (method, value.as_str()) {
+        ("format", Some(pattern)) => unknown_method_callback(state, value, method, &written(pattern, args)?),
+        ("split", Some(text)) => {
+            size::check_parts(text, args.first().and_then(Value::as_str))?;
+            unknown_method_callback(state, value, method, args)
         }
-        unknown_method_callback(state, value, method, args)
-    })
+        ("splitlines", Some(text)) => {
+            size::check_parts(text, Some("\n"))?;
+            unknown_method_callback(state, value, method, args)
+        }
+        _ => unknown_method_callback(state, value, method, args),
+    })?;
+    weight::made(made)
 }
 
-/// A dictionary's method; `None` if it has none of this name.
-pub(super) fn of_dict(dict: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
-    let keys = || dict.try_iter().into_iter().flatten();
-    let value = |key: &Value| dict.get_item(key).unwrap_or_default();
-    let none = || from_args::<()>(args);
-    Some(match method {
-        "items" => none().map(|()| keys().map(|key| Tuple::value([key.clone(), value(&key)])).collect()),
-        "keys" => none().map(|()| keys().collect()),
-        "values" => none().map(|()| keys().map(|key| value(&key)).collect()),
-        "copy" => none().map(|()| dict.clone()),
-        "get" => from_args::<(&Value, Option<Value>)>(args).map(|(key, default)| {
-            let found = keys().any(|known| known == *key);
-            if found {
-                value(key)
-            } else {
-                default.unwrap_or_else(|| Value::from(()))
+/// What a pattern is filled with: texts for lists and dictionaries.
+fn written(pattern: &str, args: &[Value]) -> Result<Vec<Value>, Error> {
+    size::check_pattern(pattern)?;
+    let mut longest = 0;
+    let mut one = |value: &Value| -> Result<Value, Error> {
+        let is_plain = matches!(value.kind(), ValueKind::Number | ValueKind::Bool | ValueKind::None);
+        let told = if is_plain || value.as_str().is_some() { value.clone() } else { Value::from(text(value)?) };
+        longest = told.as_str().map_or(0, str::len).max(longest);
+        Ok(told)
+    };
+    let mut told = Vec::with_capacity(args.len());
+    for arg in args {
+        told.push(match arg.is_kwargs() {
+            true => {
+                let names = Kwargs::try_from(arg.clone())?;
+                let pairs = names.args().map(|name| Ok((name, one(&names.get::<Value>(name)?)?)));
+                Kwargs::from_iter(pairs.collect::<Result<Vec<_>, Error>>()?).into()
             }
-        }),
-        _ => return None,
-    })
+            false => one(arg)?,
+        });
+    }
+    size::check_text(pattern.len().saturating_add(pattern.matches('{').count().saturating_mul(longest)))?;
+    Ok(told)
 }
 
 fn of_list(list: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
@@ -76,6 +86,16 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
             let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX);
             size::replaced(text, old, new, most).map(Value::from)
         }),
+        "join" => from_args::<(&Value,)>(args).and_then(|(list,)| {
+            let (mut told, mut is_first) = (String::new(), true);
+            for part in list.try_iter()? {
+                let part = part.as_str().map(str::to_owned).map_or_else(|| self::text(&part), Ok)?;
+                size::check_text(told.len() + text.len() + part.len())?;
+                told.extend([if is_first { "" } else { text }, &part]);
+                is_first = false;
+            }
+            Ok(Value::from(told))
+        }),
         "partition" => from_args::<(&str,)>(args).map(|(by,)| {
             let (before, by, after) = text.split_once(by).map_or((text, "", ""), |(before, after)| (before, by, after));
             Tuple::value([before, by, after].map(Value::from))
@@ -85,15 +105,16 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Err
                 text.rsplit_once(by).map_or(("", "", text), |(before, after)| (before, by, after));
             Tuple::value([before, by, after].map(Value::from))
         }),
-        "rsplit" => from_args::<(Option<&str>, Option<i64>)>(args).map(|(by, most)| {
+        "rsplit" => from_args::<(Option<&str>, Option<i64>)>(args).and_then(|(by, most)| {
+            size::check_parts(text, by)?;
             let most =
                 most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
             let mut parts: Vec<&str> = match by {
                 Some(by) => text.rsplitn(most, by).collect(),
-                None => return Value::from_serialize(rsplit_at_spaces(text, most)),
+                None => return Ok(Value::from_serialize(rsplit_at_spaces(text, most))),
             };
             parts.reverse();
-            Value::from_serialize(parts)
+            Ok(Value::from_serialize(parts))
         }),
         "index" | "rindex" => from_args::<(&str,)>(args).and_then(|(part,)| {
             let at = if method == "index" { text.find(part) } else { text.rfind(part) };

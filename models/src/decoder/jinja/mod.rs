@@ -1,13 +1,22 @@
 //! Jinja as transformers sets it up for chat templates: minijinja with Python's values, methods and operators.
 
+mod budget;
 mod dict;
+mod expressions;
 mod filters;
+#[cfg(test)]
+mod hostile;
 mod methods;
 mod numbers;
+mod operations;
+mod operators;
 mod python;
 mod refusal;
 mod rewrite;
 mod size;
+mod stack;
+mod tokens;
+mod weight;
 
 use std::collections::BTreeSet;
 
@@ -15,6 +24,8 @@ use chrono::NaiveDateTime;
 use minijinja::{AutoEscape, Environment, Error, Value};
 
 pub(super) use self::dict::of_json;
+use self::operations::Operations;
+use self::rewrite::{rewrite, Rewritten};
 
 /// A template, and the environment that it is rendered in.
 pub(super) struct Jinja {
@@ -26,26 +37,45 @@ pub(super) struct Jinja {
 const NAME: &str = "chat";
 
 /// Steps of a template at most: it ends, whatever it says.
-const STEPS: u64 = 20_000_000;
+const STEPS: usize = 4_000_000;
+
+/// Bytes of the texts between tags that all steps write at most.
+const PLAIN_BYTES: usize = 256 << 20;
+
+/// Bytes of a template. The largest that models have are of 50 KB.
+const MOST_SOURCE: usize = 256 << 10;
 
 impl Jinja {
     /// Parses a template. `now` is the clock of `strftime_now`.
     pub fn parse(source: &str, now: fn() -> NaiveDateTime) -> Result<Self, Error> {
-        let (rewritten, names) = rewrite::rewrite(source);
+        if source.len() > MOST_SOURCE {
+            return Err(refusal::refused("a template has no more than 256 KiB"));
+        }
+        stack::deep(source.len(), || Self::read(source, now))
+    }
+
+    fn read(source: &str, now: fn() -> NaiveDateTime) -> Result<Self, Error> {
+        let Rewritten { source, names, longest } = rewrite(source)?;
         let names = names.into_iter().map(str::to_owned).collect();
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
         environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(STEPS));
+        environment.set_fuel(Some(STEPS.min(PLAIN_BYTES / longest) as u64));
         environment.set_unknown_method_callback(methods::call);
+        // There is no other template, and a template within itself would hold what no one looks at.
+        environment.set_path_join_callback(|_, _| "none".into());
         environment.set_formatter(|out, state, value| match value.is_undefined() {
             true => Ok(()),
             // A block of the template's asks for it.
             false if state.auto_escape() != AutoEscape::None => Err(refusal::refused("`autoescape` is not supported")),
-            false => out.write_str(&python::text(value)?).map_err(Error::from),
+            false => {
+                let text = python::text(value)?;
+                budget::made_text(text.len())?;
+                out.write_str(&text).map_err(Error::from)
+            }
         });
-        filters::add(&mut environment, now);
-        environment.add_template_owned(NAME, rewritten)?;
+        filters::add(&mut Operations::new(&mut environment), now);
+        environment.add_template_owned(NAME, source)?;
         Ok(Self { environment, names })
     }
 
@@ -56,7 +86,14 @@ impl Jinja {
 
     /// The text that it gives with these names.
     pub fn render(&self, names: Value) -> Result<String, Error> {
-        self.environment.get_template(NAME)?.render(names)
+        self.render_within(names, budget::MOST)
+    }
+
+    fn render_within(&self, names: Value, most: u64) -> Result<String, Error> {
+        stack::deep(0, || {
+            budget::start(most);
+            self.environment.get_template(NAME)?.render(names)
+        })
     }
 }
 

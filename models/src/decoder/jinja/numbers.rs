@@ -1,16 +1,28 @@
 //! Filters and operators of numbers as Python has them.
 
 use std::cmp::Ordering;
-use std::sync::LazyLock;
 
 use minijinja::value::{Kwargs, ValueKind};
-use minijinja::{Environment, Error, State, Value};
+use minijinja::{Error, State, Value};
 
+use super::operations::Operations;
+use super::python::Tuple;
 use super::refusal::refused;
-use super::size;
+use super::{size, weight};
+
+/// What minijinja makes of an operator.
+macro_rules! operation {
+    ($told:literal, $($value:expr),+) => {{
+        static ENVIRONMENT: std::sync::LazyLock<minijinja::Environment> = std::sync::LazyLock::new(minijinja::Environment::new);
+        static OPERATION: std::sync::LazyLock<minijinja::Expression> =
+            std::sync::LazyLock::new(|| ENVIRONMENT.compile_expression($told).expect("an expression"));
+        let values = [$(Value::from($value.clone())),+];
+        OPERATION.eval(["a", "b", "c", "d"].into_iter().zip(values).collect::<Value>())
+    }};
+}
 
 /// Puts the filters into an environment.
-pub(super) fn add(environment: &mut Environment<'static>) {
+pub(super) fn add(environment: &mut Operations) {
     environment.add_filter("int", int);
     environment.add_filter("float", float);
     environment.add_filter("sum", sum);
@@ -73,16 +85,52 @@ fn sum(state: &State, value: &Value, attribute: Option<Value>, kwargs: Kwargs) -
 
 /// `+`: two texts or lists one behind the other, or a sum.
 pub(super) fn added(a: &Value, b: &Value) -> Result<Value, Error> {
-    /// Knows how minijinja adds.
-    static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(Environment::new);
+    [a, b].into_iter().try_for_each(weight::read)?;
     if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
         size::check_text(a.len() + b.len())?;
-        return Ok(Value::from([a, b].concat()));
+        return weight::made(Value::from([a, b].concat()));
     }
-    if let (Some(one), Some(two)) = (a.len(), b.len()) {
-        size::check_list(one.saturating_add(two))?;
+    if is_list(a) && is_list(b) {
+        size::check_list(a.len().unwrap_or(0).saturating_add(b.len().unwrap_or(0)))?;
+        let items = a.try_iter()?.chain(b.try_iter()?);
+        return weight::made(match Tuple::items(a).and(Tuple::items(b)) {
+            Some(_) => Tuple::value(items),
+            None => Value::from(items.collect::<Vec<_>>()),
+        });
     }
-    ENVIRONMENT.compile_expression("a + b")?.eval(minijinja::context! { a, b })
+    operation!("a + b", a, b)
+}
+
+/// `*`: a text or a list several times, or a product.
+pub(super) fn multiplied(a: &Value, b: &Value) -> Result<Value, Error> {
+    [a, b].into_iter().try_for_each(weight::read)?;
+    let (many, times) = if a.as_str().is_some() || is_list(a) { (a, b) } else { (b, a) };
+    if many.as_str().is_none() && !is_list(many) {
+        return operation!("a * b", a, b);
+    }
+    // A negative number of times is none in Python.
+    let times = match i64::try_from(times.clone()) {
+        Ok(times) => usize::try_from(times).unwrap_or(0),
+        Err(error) => return Err(error),
+    };
+    if let Some(text) = many.as_str() {
+        size::check_text(text.len().saturating_mul(times))?;
+        return weight::made(Value::from(text.repeat(times)));
+    }
+    size::check_list(many.len().unwrap_or(0).saturating_mul(times))?;
+    let items: Vec<Value> = many.try_iter()?.collect();
+    weight::made(Value::from((0..times).flat_map(|_| items.iter().cloned()).collect::<Vec<_>>()))
+}
+
+/// `a[start:stop:step]`.
+pub(super) fn sliced(a: &Value, start: Value, stop: Option<Value>, step: Option<Value>) -> Result<Value, Error> {
+    weight::read(a)?;
+    let (stop, step) = (stop.unwrap_or_else(|| Value::from(())), step.unwrap_or_else(|| Value::from(())));
+    weight::made(operation!("a[b:c:d]", a, start, stop, step)?)
+}
+
+fn is_list(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable)
 }
 
 /// The least or the largest item, by an attribute if need be; texts count without regard to case, and of several items the first does.

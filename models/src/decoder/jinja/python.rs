@@ -242,21 +242,23 @@ impl Json {
         write: impl Fn(&Value, &mut String) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let (open, close) = brackets.split_at(1);
-        let line = |level: usize, out: &mut String| {
+        let line = |level: usize, out: &mut String| -> Result<(), Error> {
             if let Some(indent) = self.indent.as_ref().filter(|_| !items.is_empty()) {
+                size::check_text(out.len().saturating_add(indent.len().saturating_mul(level)))?;
                 out.push('\n');
                 out.push_str(&indent.repeat(level));
             }
+            Ok(())
         };
         out.push_str(open);
         for (at, item) in items.iter().enumerate() {
             if at > 0 {
                 out.push_str(&self.separators.0);
             }
-            line(level + 1, out);
+            line(level + 1, out)?;
             write(item, out)?;
         }
-        line(level, out);
+        line(level, out)?;
         out.push_str(close);
         Ok(())
     }

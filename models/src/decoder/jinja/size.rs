@@ -21,7 +21,7 @@ const MOST_WIDTH: u64 = u16::MAX as u64;
 
 /// Why something is refused.
 pub(super) fn too_large() -> Error {
-    refused("a text or a list that the template makes is too large or nested too deep")
+    refused("a text or a list that the template makes is too large or nested too deep: 16 MiB, a million items and 128 levels are the most")
 }
 
 fn check(size: usize, most: usize) -> Result<(), Error> {
@@ -46,6 +46,13 @@ pub(super) fn replaced(text: &str, old: &str, new: &str, most: usize) -> Result<
 /// Refuses a list of so many items.
 pub(super) fn check_list(items: usize) -> Result<(), Error> {
     check(items, MOST_ITEMS)
+}
+
+/// Refuses a text that would be split into too many parts: at what is given, or at spaces.
+pub(super) fn check_parts(text: &str, by: Option<&str>) -> Result<(), Error> {
+    let most = if text.len() <= MOST_ITEMS { 0 } else { by.map_or(text.len(), |by| text.matches(by).count()) };
+    let most = if by.is_none() && most > MOST_ITEMS { text.split_whitespace().count() } else { most };
+    check_list(most)
 }
 
 /// Refuses so many words without a meaning.

@@ -1,0 +1,159 @@
+//! What values weigh. Every value of a template is small, shallow and complete: nothing is computed later, where no one pays for it.
+
+use minijinja::value::ValueKind;
+use minijinja::{Error, Value};
+
+use super::budget;
+use super::dict;
+use super::python::item;
+use super::refusal::refused;
+use super::size;
+
+/// Values inside of each other in what requests and templates make together.
+const MOST_COMPARED_DEPTH: usize = 512;
+
+/// How much more doing something with a letter or an item costs than reading it.
+const EACH: usize = 8;
+
+/// Is it a namespace, or a loop? They change, or hold what no one can look at, so that circles and chains of them have no depth.
+fn is_changing(value: &Value) -> bool {
+    let name = value.as_object().map_or("", |object| object.type_name());
+    name.ends_with("::Namespace") || name.ends_with("::Loop")
+}
+
+/// Pays for a value that an operation reads, but not for what is inside of its items.
+pub(super) fn read(value: &Value) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => budget::read_text(text.len()),
+        None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) => {
+            budget::read_items(value.len().unwrap_or(1).max(1))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Pays for a value that a filter or a method works on. It does something with each letter and item.
+pub(super) fn worked(value: &Value) -> Result<(), Error> {
+    (0..EACH).try_for_each(|_| read(value))
+}
+
+/// Pays for a value that is read with all that is inside of it, as comparing does.
+pub(super) fn compared(value: &Value) -> Result<(), Error> {
+    deep(value, 0)
+}
+
+fn deep(value: &Value, depth: usize) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        return budget::read_text(text.len() + 1);
+    }
+    budget::visit()?;
+    if depth > MOST_COMPARED_DEPTH {
+        return Err(size::too_large());
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| deep(&item, depth + 1)),
+        ValueKind::Map if is_changing(value) => Ok(()),
+        ValueKind::Map => value.try_iter()?.try_for_each(|key| {
+            deep(&key, depth + 1)?;
+            deep(&item(value, &key), depth + 1)
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// A value that an operation made, complete, if it is small and shallow enough. Pays for it.
+pub(super) fn made(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        size::check_text(text.len())?;
+        budget::made_text(text.len())?;
+        return Ok(value);
+    }
+    let value = complete(value)?;
+    if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) && !dict::is(&value) {
+        let items = value.len().unwrap_or(0);
+        size::check_list(items)?;
+        budget::made_items(items)?;
+    }
+    check(&value)?;
+    Ok(value)
+}
+
+/// A list instead of what computes its items later: those of a chain would be as deep as the chain is long.
+fn complete(value: Value) -> Result<Value, Error> {
+    if value.kind() != ValueKind::Iterable {
+        return Ok(value);
+    }
+    size::check_list(value.len().unwrap_or(0))?;
+    let mut items = Vec::new();
+    for item in value.try_iter()? {
+        size::check_list(items.len() + 1)?;
+        budget::read_items(1)?;
+        items.push(item);
+    }
+    Ok(Value::from(items))
+}
+
+/// Refuses what is too large or too deep.
+pub(super) fn check(value: &Value) -> Result<(), Error> {
+    inside(value, 0, &mut 0)
+}
+
+/// Refuses what a namespace cannot have.
+pub(super) fn check_kept(value: &Value) -> Result<(), Error> {
+    match is_changing(value) {
+        true => Err(in_something()),
+        false => Ok(()),
+    }
+}
+
+fn in_something() -> Error {
+    refused("a namespace or a loop is put into something else")
+}
+
+/// Refuses what is too large or too deep for being put into something else.
+pub(super) fn check_inner(value: &Value) -> Result<(), Error> {
+    inside(value, 1, &mut 0)
+}
+
+fn inside(value: &Value, depth: usize, count: &mut usize) -> Result<(), Error> {
+    let kind = value.kind();
+    if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+        return Ok(());
+    }
+    size::check_depth(depth)?;
+    // The request's values are as deep as its JSON.
+    if dict::is(value) {
+        return Ok(());
+    }
+    budget::visit()?;
+    let count_one = |count: &mut usize| {
+        *count += 1;
+        budget::read_items(1)?;
+        size::check_list(*count)
+    };
+    match kind {
+        ValueKind::Map if is_changing(value) => match depth {
+            0 => Ok(()),
+            _ => Err(in_something()),
+        },
+        ValueKind::Map => value.try_iter()?.try_for_each(|key| {
+            count_one(count)?;
+            compared(&key)?;
+            inside(&item(value, &key), depth + 1, count)
+        }),
+        _ => value.try_iter()?.try_for_each(|item| {
+            count_one(count)?;
+            inside(&item, depth + 1, count)
+        }),
+    }
+}
+
+/// Refuses objects of templates: those that hold others have no depth that can be seen.
+pub(super) fn check_plain(value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::Plain => Err(refused("a cycler holds no functions, cyclers and joiners")),
+        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check_plain(&item)),
+        ValueKind::Map if !dict::is(value) => value.try_iter()?.try_for_each(|key| check_plain(&item(value, &key))),
+        _ => Ok(()),
+    }
+}
