@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use tokenizers::{AddedToken, ModelWrapper, Result, Tokenizer};
+use tokenizers::{AddedToken, ModelWrapper, PreTokenizerWrapper, Result, Tokenizer};
 
 /// The tokenizer of a `tokenizer.json`, without truncation and padding, which files keep of their last use: whoever wants them asks for
 /// them.
@@ -47,7 +47,20 @@ pub fn open(path: &Path) -> Result<Tokenizer> {
         None => check_added(&tokenizer, &json("added_tokens.json")?)?,
     }
     guarded(|| name(&mut tokenizer, &settings))?;
+    split(&mut tokenizer, &settings);
     Ok(tokenizer)
+}
+
+/// Splits texts as the settings say, whatever the tokenizer's own file has.
+fn split(tokenizer: &mut Tokenizer, settings: &Value) {
+    let flag = |name: &str| settings.get(name).and_then(Value::as_bool);
+    if let (Some(PreTokenizerWrapper::ByteLevel(bytes)), Some(adds)) =
+        (tokenizer.get_pre_tokenizer(), flag("add_prefix_space"))
+    {
+        let bytes = bytes.add_prefix_space(adds);
+        tokenizer.with_pre_tokenizer(Some(bytes));
+    }
+    tokenizer.set_encode_special_tokens(flag("split_special_tokens").unwrap_or(false));
 }
 
 /// Has tokens of the vocabulary that the settings name be special, as transformers has it.
@@ -55,8 +68,14 @@ fn name(tokenizer: &mut Tokenizer, settings: &Value) -> Result<()> {
     const NAMES: [&str; 7] =
         ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
     let text = |token: &Value| token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned);
-    let more = settings.get("additional_special_tokens").and_then(Value::as_array);
-    let named = NAMES.iter().filter_map(|name| settings.get(name)).chain(more.into_iter().flatten()).filter_map(text);
+    // A list, or tokens by names of their own.
+    let more = ["additional_special_tokens", "extra_special_tokens"].iter().filter_map(|name| settings.get(name));
+    let more = more.flat_map(|more| match more {
+        Value::Array(tokens) => tokens.iter().collect::<Vec<_>>(),
+        Value::Object(tokens) => tokens.values().collect(),
+        _ => Vec::new(),
+    });
+    let named = NAMES.iter().filter_map(|name| settings.get(name)).chain(more).filter_map(text);
     let added = tokenizer.get_added_vocabulary().get_vocab();
     let is_new = |token: &String| !added.contains_key(token) && tokenizer.token_to_id(token).is_some();
     let new: Vec<_> = named.filter(is_new).map(|token| AddedToken::from(token, true)).collect();

@@ -114,6 +114,37 @@ fn tokens_that_the_settings_name_are_special() -> Result<()> {
 }
 
 #[test]
+fn texts_are_split_as_the_settings_have_it() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("tokenizer.json");
+    let with = |tokenizer: &str, settings: &str, text: &str| {
+        std::fs::write(&path, tokenizer).expect("a file");
+        std::fs::write(folder.path().join("tokenizer_config.json"), settings).expect("a file");
+        Text::beside(&path).expect("a tokenizer").encode(text).expect("tokens")
+    };
+    assert_eq!(with(TOKENIZER, "{}", "hello<s>"), [1, 3]);
+    assert_eq!(with(TOKENIZER, r#"{"split_special_tokens": true}"#, "hello<s>"), [1, 4, 4, 4]);
+    assert_eq!(with(TOKENIZER, r#"{"extra_special_tokens": {"turn": "user"}}"#, "userhello"), [0, 1]);
+    assert_eq!(with(TOKENIZER, r#"{"extra_special_tokens": ["user"]}"#, "userhello"), [0, 1]);
+    let bytes = |adds: bool| {
+        let model = r#"{"type": "BPE", "vocab": {"a": 0, "Ġ": 1}, "merges": []}"#;
+        let split =
+            format!(r#"{{"type": "ByteLevel", "add_prefix_space": {adds}, "trim_offsets": true, "use_regex": true}}"#);
+        format!(r#"{{"version": "1.0", "model": {model}, "pre_tokenizer": {split}}}"#)
+    };
+    for (of_file, settings, expected) in [
+        (true, "{}", &[1, 0][..]),
+        (true, r#"{"add_prefix_space": null}"#, &[1, 0]),
+        (true, r#"{"add_prefix_space": false}"#, &[0]),
+        (false, r#"{"add_prefix_space": true}"#, &[1, 0]),
+        (false, "{}", &[0]),
+    ] {
+        assert_eq!(with(&bytes(of_file), settings, "a"), expected, "{of_file}, {settings}");
+    }
+    Ok(())
+}
+
+#[test]
 fn no_merge_is_left_out_at_random() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("tokenizer.json");

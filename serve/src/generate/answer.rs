@@ -16,6 +16,8 @@ pub struct Answer {
     receiver: Receiver,
     pieces: Pieces,
     stops: StopStrings,
+    /// Tokens whose text no string ends.
+    least: usize,
     deadline: Option<Instant>,
     /// Whether the deadline is that of the first token alone.
     is_streamed: bool,
@@ -35,12 +37,13 @@ pub struct Usage {
 }
 
 impl Answer {
-    pub(super) fn new(text: Arc<Text>, receiver: Receiver, stops: Vec<String>, prompt: usize) -> Self {
+    pub(super) fn new(text: Arc<Text>, receiver: Receiver, stops: StopStrings, least: usize, prompt: usize) -> Self {
         Self {
             text,
             receiver,
             pieces: Pieces::default(),
-            stops: StopStrings::new(stops),
+            stops,
+            least,
             deadline: None,
             is_streamed: false,
             usage: Usage { prompt, ..Usage::default() },
@@ -71,7 +74,7 @@ impl Answer {
                         self.deadline = None;
                     }
                     let piece = self.text.piece(&mut self.pieces, token).map_err(undecodable)?;
-                    let (certain, has_ended) = self.stops.push(&piece);
+                    let (certain, has_ended) = self.certain(piece);
                     if has_ended {
                         self.end(Finish::Stop);
                     }
@@ -80,7 +83,7 @@ impl Answer {
                 Event::Ended(finish) => {
                     let finish = finish?;
                     let rest = self.text.rest(&self.pieces).map_err(undecodable)?;
-                    let (certain, has_ended) = self.stops.push(&rest);
+                    let (certain, has_ended) = self.certain(rest);
                     self.end(if has_ended { Finish::Stop } else { finish });
                     certain + &self.stops.rest()
                 }
@@ -112,6 +115,14 @@ impl Answer {
     /// Numbers of tokens so far.
     pub fn usage(&self) -> Usage {
         self.usage
+    }
+
+    /// The part of the text that is certain with this piece, and whether a string ends it there.
+    fn certain(&mut self, piece: String) -> (String, bool) {
+        match self.usage.written <= self.least {
+            true => (piece, false),
+            false => self.stops.push(&piece),
+        }
     }
 
     async fn event(&mut self) -> Result<Event> {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use opara_candle::ops::Sampling;
 use opara_models::decoder::{Conversation, DecoderError, Request, Terms, Text};
 
+use super::stop::StopStrings;
 use super::{Answer, Result, Writer};
 
 /// What to go on from.
@@ -23,7 +24,7 @@ pub enum Prompt {
 pub struct Wanted {
     /// Tokens at most. Default: as many as the context has left.
     pub tokens: Option<usize>,
-    /// Tokens at least: before that no token that ends a text is drawn.
+    /// Tokens at least: before that no token that ends a text is drawn, and no string ends it.
     pub least: usize,
     /// How tokens are drawn.
     pub sampling: Sampling,
@@ -109,6 +110,7 @@ impl Generator {
         let request = Request { prompt, most, ends, sampling: wanted.sampling };
         request.check(model)?;
         let receiver = self.writer.submit(request, terms, client)?;
-        Ok(Answer::new(self.text.clone(), receiver, wanted.stops, length))
+        let stops = StopStrings::new(wanted.stops);
+        Ok(Answer::new(self.text.clone(), receiver, stops, wanted.least, length))
     }
 }

@@ -19,8 +19,6 @@ const READ_ITEM: u64 = 8;
 const MADE_ITEM: u64 = 128;
 /// A value that is visited inside of another one.
 const VISIT: u64 = 128;
-/// A macro that is defined. minijinja copies the list of all macros where one defines another.
-const MACRO: u64 = 32 << 10;
 
 thread_local! {
     /// Of the rendering of this thread. Each has a thread of its own.
@@ -67,9 +65,4 @@ pub(super) fn made_items(items: usize) -> Result<(), Error> {
 /// Pays for a look at a value.
 pub(super) fn visit() -> Result<(), Error> {
     spend(VISIT)
-}
-
-/// Pays for a macro.
-pub(super) fn made_macro() -> Result<(), Error> {
-    spend(MACRO)
 }

@@ -6,13 +6,14 @@ use minijinja::value::{from_args, Kwargs, Rest, ValueKind};
 use minijinja::{filters, Error, State, Value};
 use minijinja_contrib::{filters as more, globals};
 
+use super::markup::escape;
 use super::numbers::{self, quotient};
 use super::operations::Operations;
 use super::operators;
 use super::python::{item, text, Json, Tuple};
 use super::refusal::refused;
 use super::size::replaced;
-use super::{budget, size, weight};
+use super::{budget, size, slice, weight};
 
 /// Puts them into an environment, whose clock this is.
 pub(super) fn add(environment: &mut Operations, now: fn() -> NaiveDateTime) {
@@ -92,30 +93,17 @@ const MOST_FORMAT: usize = 1000;
 
 /// What the rewriter writes.
 fn add_operators(environment: &mut Operations) {
-    let passed = |value: Value| Ok::<_, Error>(value);
     environment.add_filter(operators::TEXT, concatenated);
     environment.add_operator(operators::SUM, numbers::added);
     environment.add_operator(operators::PRODUCT, numbers::multiplied);
-    environment.add_operator(operators::SLICE, numbers::sliced);
+    environment.add_operator(operators::SLICE, slice::sliced);
     environment.add_filter(operators::REMAINDER, remainder);
     environment
         .add_filter(operators::FORMAT, |state: &State, value: &Value, args: Rest<Value>| format(state, value, &args));
     environment.add_filter(operators::QUOTIENT, |a: &Value, b: &Value| quotient(a, b).map(|(quotient, _)| quotient));
-    environment
-        .add_operator(operators::WRITTEN, move |value: Value| weight::check(&value).and_then(|()| passed(value)));
-    environment.add_operator(operators::READ, move |value: Value| weight::read(&value).and_then(|()| passed(value)));
-    environment
-        .add_operator(operators::COMPARED, move |value: Value| weight::compared(&value).and_then(|()| passed(value)));
-    environment.add_operator(operators::SEARCHED, move |value: Value| {
-        // A dictionary looks a key up.
-        if value.kind() != ValueKind::Map {
-            weight::compared(&value)?;
-        }
-        passed(value)
-    });
-    environment
-        .add_operator(operators::KEPT, move |value: Value| weight::check_kept(&value).and_then(|()| passed(value)));
-    environment.add_operator(operators::MACRO, |value: Value| budget::made_macro().map(|()| value));
+    environment.add_operator(operators::KEPT, weight::kept);
+    environment.add_operator(operators::HELD, weight::held);
+    environment.add_operator(operators::PLAIN, |bytes: usize| budget::made_text(bytes).map(|()| Value::UNDEFINED));
 }
 
 /// The texts of `~`, one behind the other.
@@ -127,14 +115,6 @@ fn concatenated(first: &Value, others: Rest<Value>) -> Result<String, Error> {
         told.push_str(&part);
     }
     Ok(told)
-}
-
-fn escape(value: &Value) -> Result<Value, Error> {
-    let escapes = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("'", "&#39;"), ("\"", "&#34;")];
-    let text = text(value)?;
-    let found = text.matches(['&', '<', '>', '\'', '"']).count();
-    size::check_text(text.len().saturating_add(found.saturating_mul(5)))?;
-    Ok(Value::from_safe_string(escapes.iter().fold(text, |told, (letter, by)| told.replace(letter, by))))
 }
 
 /// The first letter large, the others small.

@@ -6,6 +6,7 @@ mod expressions;
 mod filters;
 #[cfg(test)]
 mod hostile;
+mod markup;
 mod methods;
 mod numbers;
 mod operations;
@@ -14,6 +15,7 @@ mod python;
 mod refusal;
 mod rewrite;
 mod size;
+mod slice;
 mod stack;
 mod tokens;
 mod weight;
@@ -31,16 +33,21 @@ use self::rewrite::{rewrite, Rewritten};
 pub(super) struct Jinja {
     environment: Environment<'static>,
     names: BTreeSet<String>,
+    /// Whether what it nests needs a stack of its own.
+    is_deep: bool,
 }
 
 /// What the environment calls its only template.
 const NAME: &str = "chat";
 
 /// Steps of a template at most: it ends, whatever it says.
-const STEPS: usize = 4_000_000;
+const STEPS: usize = 2_000_000;
 
 /// Bytes of the texts between tags that all steps write at most.
 const PLAIN_BYTES: usize = 256 << 20;
+
+/// Brackets within brackets of templates that any stack is large enough for: tags stand within at most 150 others.
+const SHALLOW: usize = 8;
 
 /// Bytes of a template. The largest that models have are of 50 KB.
 const MOST_SOURCE: usize = 256 << 10;
@@ -55,7 +62,10 @@ impl Jinja {
     }
 
     fn read(source: &str, now: fn() -> NaiveDateTime) -> Result<Self, Error> {
-        let Rewritten { source, names, longest } = rewrite(source)?;
+        let Rewritten { source, names, longest, brackets } = rewrite(source)?;
+        // What calls itself, and values that blocks within blocks make deeper.
+        let calls = ["macro", "call", "recursive", "block", "self", "super"];
+        let is_deep = brackets > SHALLOW || calls.iter().any(|name| names.contains(name));
         let names = names.into_iter().map(str::to_owned).collect();
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
@@ -76,7 +86,7 @@ impl Jinja {
         });
         filters::add(&mut Operations::new(&mut environment), now);
         environment.add_template_owned(NAME, source)?;
-        Ok(Self { environment, names })
+        Ok(Self { environment, names, is_deep })
     }
 
     /// Does the template name this?
@@ -90,10 +100,14 @@ impl Jinja {
     }
 
     fn render_within(&self, names: Value, most: u64) -> Result<String, Error> {
-        stack::deep(0, || {
+        let job = || {
             budget::start(most);
             self.environment.get_template(NAME)?.render(names)
-        })
+        };
+        match self.is_deep {
+            true => stack::deep(0, job),
+            false => stack::shallow(job),
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, State, Value};
 
+use super::markup::joined;
 use super::operations::Operations;
 use super::python::Tuple;
 use super::refusal::refused;
@@ -86,9 +87,8 @@ fn sum(state: &State, value: &Value, attribute: Option<Value>, kwargs: Kwargs) -
 /// `+`: two texts or lists one behind the other, or a sum.
 pub(super) fn added(a: &Value, b: &Value) -> Result<Value, Error> {
     [a, b].into_iter().try_for_each(weight::read)?;
-    if let (Some(a), Some(b)) = (a.as_str(), b.as_str()) {
-        size::check_text(a.len() + b.len())?;
-        return weight::made(Value::from([a, b].concat()));
+    if a.as_str().is_some() && b.as_str().is_some() {
+        return weight::made(joined(a, b)?);
     }
     if is_list(a) && is_list(b) {
         size::check_list(a.len().unwrap_or(0).saturating_add(b.len().unwrap_or(0)))?;
@@ -120,13 +120,6 @@ pub(super) fn multiplied(a: &Value, b: &Value) -> Result<Value, Error> {
     size::check_list(many.len().unwrap_or(0).saturating_mul(times))?;
     let items: Vec<Value> = many.try_iter()?.collect();
     weight::made(Value::from((0..times).flat_map(|_| items.iter().cloned()).collect::<Vec<_>>()))
-}
-
-/// `a[start:stop:step]`.
-pub(super) fn sliced(a: &Value, start: Value, stop: Option<Value>, step: Option<Value>) -> Result<Value, Error> {
-    weight::read(a)?;
-    let (stop, step) = (stop.unwrap_or_else(|| Value::from(())), step.unwrap_or_else(|| Value::from(())));
-    weight::made(operation!("a[b:c:d]", a, start, stop, step)?)
 }
 
 fn is_list(value: &Value) -> bool {

@@ -160,11 +160,8 @@ fn bounded(function: &Value, name: &str, state: &State, args: &[Value]) -> Resul
         if at == 0 && makes_lists(name) {
             size::check_list(arg.as_str().map_or(0, str::len))?;
         }
-        if matches!(name, "namespace" | "dict" | "cycler") {
-            weight::check_inner(arg)?;
-        }
-        if name == "cycler" {
-            weight::check_plain(arg)?;
+        if matches!(name, "namespace" | "cycler") {
+            weight::check_held(arg)?;
         }
     }
     weight::made(function.call(state, args)?)

@@ -2,16 +2,17 @@
 //!
 //! - Texts between `{% raw %}` and `{% endraw %}` keep the line break that they begin with.
 //! - `{% generation %}` marks what an assistant wrote. It has names of its own, as `{% with %}` has.
-//! - `a ~ b` joins texts as Python writes them, `a % b` fills in patterns, and `a // b` rounds down: they become filters.
-//! - Filters pay for operators that read or make what may be large: see `expressions`.
-//! - Long texts between tags become `{{ "the text" }}`: whatever is written by an expression is paid for.
+//! - Operators become filters: see `expressions`.
+//! - Within long texts between tags stands an expression that writes nothing, and pays for the text.
 
 use std::collections::BTreeSet;
 
 use minijinja::{Error, ErrorKind};
 
 use super::expressions::rewritten;
-use super::tokens::{tokens, Token};
+use super::operators::PLAIN;
+use super::refusal::refused;
+use super::tokens::{depth, tokens, Token};
 
 /// Bytes of a text between tags that costs no more than a step.
 pub(super) const SHORT: usize = 64;
@@ -21,13 +22,16 @@ pub(super) struct Rewritten<'a> {
     pub source: String,
     /// The names in it.
     pub names: BTreeSet<&'a str>,
-    /// Bytes of the longest text between tags.
+    /// Bytes of the longest text between tags that is not paid for.
     pub longest: usize,
+    /// The most brackets inside of each other.
+    pub brackets: usize,
 }
 
 /// Rewrites a template.
 pub(super) fn rewrite(source: &str) -> Result<Rewritten<'_>, Error> {
-    let mut told = Rewritten { source: String::with_capacity(source.len()), names: BTreeSet::new(), longest: SHORT };
+    let mut told =
+        Rewritten { source: String::with_capacity(source.len()), names: BTreeSet::new(), longest: SHORT, brackets: 0 };
     let mut rest = source;
     while !rest.is_empty() {
         let is_open = |at: &usize| matches!(rest.as_bytes().get(at + 1), Some(b'{' | b'%' | b'#'));
@@ -49,6 +53,10 @@ pub(super) fn rewrite(source: &str) -> Result<Rewritten<'_>, Error> {
             }
             Some(_) => {
                 let (tokens, length) = tokens(tag).ok_or_else(unended)?;
+                if tokens.windows(2).any(is_unpacked) {
+                    return Err(refused("`*` and `**` before an argument are not supported"));
+                }
+                told.brackets = told.brackets.max(depth(&tokens));
                 told.names.extend(tokens.iter().filter_map(Token::named));
                 told.source.push_str(&rewritten(tag, &tokens, length));
                 rest = &tag[length..];
@@ -70,23 +78,24 @@ fn unended() -> Error {
 }
 
 impl Rewritten<'_> {
-    /// A text between tags. Its ends stay as they are: tags strip white space from them.
+    /// A text between tags. It is paid for between two of its letters, where no tag strips white space.
     fn text(&mut self, text: &str) {
-        let visible = |c: char| !c.is_whitespace();
-        let ends = text.char_indices().find(|(_, c)| visible(*c)).zip(text.rfind(visible));
-        match ends {
-            Some(((start, first), end)) if end > start + SHORT => {
-                let start = start + first.len_utf8();
-                let inner = text[start..end].replace('\\', "\\\\").replace('"', "\\\"");
-                self.longest = self.longest.max(start).max(text.len() - end);
-                self.source.extend([&text[..start], "{{ \"", &inner, "\" }}", &text[end..]]);
-            }
-            _ => {
-                self.longest = self.longest.max(text.len());
-                self.source.push_str(text);
-            }
+        let bytes = text.as_bytes();
+        let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
+        let place = (1..text.len()).find(|at| is_letter(at - 1) && is_letter(*at)).filter(|_| text.len() > SHORT);
+        let (before, after) = text.split_at(place.unwrap_or(0));
+        self.source.push_str(before);
+        match place {
+            Some(_) => self.source.push_str(&format!("{{{{ {}|{PLAIN} }}}}", text.len())),
+            None => self.longest = self.longest.max(text.len()),
         }
+        self.source.push_str(after);
     }
+}
+
+/// Does a list of any length become arguments here? No one would pay for it.
+fn is_unpacked(tokens: &[Token]) -> bool {
+    matches!(tokens[0].sign(), Some("(" | ",")) && matches!(tokens[1].sign(), Some("*" | "**"))
 }
 
 /// Is this a tag of that name?

@@ -40,14 +40,6 @@ impl<'a> Token<'a> {
         (self.kind == Kind::Name).then_some(self.text)
     }
 
-    /// Does it mean the same wherever it stands?
-    pub fn is_constant(&self) -> bool {
-        match self.kind {
-            Kind::Name => matches!(self.text, "true" | "True" | "false" | "False" | "none" | "None"),
-            Kind::Text | Kind::Number | Kind::Sign => true,
-        }
-    }
-
     pub fn told(&self) -> String {
         [self.space, self.text].concat()
     }
@@ -95,6 +87,20 @@ pub(super) fn tokens(tag: &str) -> Option<(Vec<Token<'_>>, usize)> {
         tokens.push(token);
         at = start + length;
     }
+}
+
+/// The most brackets inside of each other.
+pub(super) fn depth(tokens: &[Token]) -> usize {
+    let (mut depth, mut most) = (0usize, 0);
+    for token in tokens {
+        match token.sign() {
+            Some("(" | "[" | "{") => depth += 1,
+            Some(")" | "]" | "}") => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        most = most.max(depth);
+    }
+    most
 }
 
 fn end_of_text(text: &str) -> Option<usize> {

@@ -74,7 +74,6 @@ pub(super) fn made(value: Value) -> Result<Value, Error> {
         size::check_list(items)?;
         budget::made_items(items)?;
     }
-    check(&value)?;
     Ok(value)
 }
 
@@ -93,67 +92,52 @@ fn complete(value: Value) -> Result<Value, Error> {
     Ok(Value::from(items))
 }
 
-/// Refuses what is too large or too deep.
-pub(super) fn check(value: &Value) -> Result<(), Error> {
-    inside(value, 0, &mut 0)
+/// What a name is set to, complete. Refuses what is too large or too deep.
+pub(super) fn kept(value: Value) -> Result<Value, Error> {
+    let value = complete(value)?;
+    inside(&value, 0, &mut 0, &|_| Ok(()))?;
+    Ok(value)
 }
 
-/// Refuses what a namespace cannot have.
-pub(super) fn check_kept(value: &Value) -> Result<(), Error> {
-    match is_changing(value) {
-        true => Err(in_something()),
+/// What a namespace is given: nothing that could hold the namespace, since circles are never freed.
+pub(super) fn held(value: Value) -> Result<Value, Error> {
+    let value = complete(value)?;
+    check_held(&value)?;
+    Ok(value)
+}
+
+/// Refuses what no namespace can have.
+pub(super) fn check_held(value: &Value) -> Result<(), Error> {
+    let refuse = |value: &Value| match value.kind() == ValueKind::Plain || is_changing(value) {
+        true => Err(refused("a namespace holds no namespaces, loops, macros and functions")),
         false => Ok(()),
-    }
+    };
+    inside(value, 0, &mut 0, &refuse)
 }
 
-fn in_something() -> Error {
-    refused("a namespace or a loop is put into something else")
-}
-
-/// Refuses what is too large or too deep for being put into something else.
-pub(super) fn check_inner(value: &Value) -> Result<(), Error> {
-    inside(value, 1, &mut 0)
-}
-
-fn inside(value: &Value, depth: usize, count: &mut usize) -> Result<(), Error> {
+/// Looks at all that is inside of a value, but not into namespaces and dictionaries of requests, which are as deep as JSON may be.
+fn inside(
+    value: &Value,
+    depth: usize,
+    count: &mut usize,
+    look: &dyn Fn(&Value) -> Result<(), Error>,
+) -> Result<(), Error> {
+    look(value)?;
     let kind = value.kind();
-    if !matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+    let has_items = matches!(kind, ValueKind::Seq | ValueKind::Map | ValueKind::Iterable);
+    if !has_items || is_changing(value) || dict::is(value) {
         return Ok(());
     }
     size::check_depth(depth)?;
-    // The request's values are as deep as its JSON.
-    if dict::is(value) {
-        return Ok(());
-    }
     budget::visit()?;
-    let count_one = |count: &mut usize| {
+    for item in value.try_iter()? {
         *count += 1;
         budget::read_items(1)?;
-        size::check_list(*count)
-    };
-    match kind {
-        ValueKind::Map if is_changing(value) => match depth {
-            0 => Ok(()),
-            _ => Err(in_something()),
-        },
-        ValueKind::Map => value.try_iter()?.try_for_each(|key| {
-            count_one(count)?;
-            compared(&key)?;
-            inside(&item(value, &key), depth + 1, count)
-        }),
-        _ => value.try_iter()?.try_for_each(|item| {
-            count_one(count)?;
-            inside(&item, depth + 1, count)
-        }),
+        size::check_list(*count)?;
+        if kind == ValueKind::Map {
+            inside(&self::item(value, &item), depth + 1, count, look)?;
+        }
+        inside(&item, depth + 1, count, look)?;
     }
-}
-
-/// Refuses objects of templates: those that hold others have no depth that can be seen.
-pub(super) fn check_plain(value: &Value) -> Result<(), Error> {
-    match value.kind() {
-        ValueKind::Plain => Err(refused("a cycler holds no functions, cyclers and joiners")),
-        ValueKind::Seq => value.try_iter()?.try_for_each(|item| check_plain(&item)),
-        ValueKind::Map if !dict::is(value) => value.try_iter()?.try_for_each(|key| check_plain(&item(value, &key))),
-        _ => Ok(()),
-    }
+    Ok(())
 }
