@@ -92,7 +92,7 @@ CHAT += [
  "{{ messages[9:] }}{{ messages[9:][::-1] }}{{ ''[::-1] }}|{{ 'abc'[::-1] }}{{ 'abc'[2:0:-1] }}{{ 'abc'[0:2:-1] }}{{ 'abcdef'[-2:-5:-2] }}{{ 'abcdef'[1:99:2] }}{{ 'abc'[:-1] }}{{ 'abc'[-99:2] }}",
  "{{ [1, 2, 3][::-1] }}{{ [1, 2, 3][2:0:-1] }}{{ (1, 2, 3)[1:] == (2, 3) }}{{ none[1:] is undefined }}{{ messages[0].content.strip()[2:5].upper()[1:] }}{{ (messages[0].content ~ 'x')[-3:] }}{{ ('a', 'bc')[1][0:1] }}",
  "{% set a = {'x': [1, 2, 3, 4]} %}{{ a.x[1:][:2][0] }}{{ a['x'][-2:] }}{{ a['x'][a.x[0]:a.x[2] - 1] }}{% if 'b' in 'abc'[1:] and not 'a' in 'abc'[1:] %}y{% endif %}{{ messages[1:][0].role if messages[1:] else 'n' }}",
- "{\n    \"name\": {{ messages[0].role | tojson }}, \"a long text between tags that is counted where two letters meet, and ends with a bracket\": {{{ 'b' }}}}",
+ "{%- if messages %}\n    {\"name\": \"a long text between tags\", \"description\": \"that is counted where two letters meet\"}{%- endif %}\n{ {{ messages[0].role | tojson }}}",
  "{% set ns = namespace(content='c') %}{% set all = [ns] + messages %}{{ all[0].content }}{{ all | length }}{% set ns.content = ns.content ~ 'd' %}{{ all[0].content }}",
  "{{ \"it's \"|safe + \"<b>\" }}{{ '<' + '&'|e }}{{ '<' ~ ('&'|e) }}{{ ('<' | safe) ~ '>' }}{% set x = '<'|safe %}{{ 'a' + x + '>' }}",
  "{% set a, b = 1, [2] %}{{ a }}{{ b[0] }}{% set c = a if false %}{{ c is defined }}{% set d = 1, 2 %}{{ d[1] }}{% set e | upper %}x{{ a }}{% endset %}{{ e }}",
