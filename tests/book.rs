@@ -175,3 +175,23 @@ fn the_page_of_errors_lists_every_variant() -> Result<()> {
     assert_eq!(listed, variants);
     Ok(())
 }
+
+#[test]
+fn the_page_of_rewriting_lists_every_rule_in_order() -> Result<()> {
+    let source = read("opara-candle/plan/src/rewrite/rules/mod.rs")?;
+    let rules = source.split("Rule { name: \"").skip(1).filter_map(|rest| Some(rest.split_once('"')?.0));
+    let page = read("docs/concepts/rewriting.md")?;
+    let (_, table) = page.split_once("| rule | pattern").context("the table of rules")?;
+    let rows = table.lines().skip(2).map_while(|row| row.strip_prefix("| `"));
+    assert!(rows.filter_map(|row| Some(row.split_once('`')?.0)).eq(rules));
+    Ok(())
+}
+
+#[test]
+fn the_glossary_is_short_and_in_order() -> Result<()> {
+    const WORDS: usize = 15;
+    let page = read("docs/glossary.md")?;
+    let words: Vec<&str> = page.lines().skip_while(|line| !line.starts_with("|---")).skip(1).collect();
+    assert!(words.len() <= WORDS && words.is_sorted());
+    Ok(())
+}

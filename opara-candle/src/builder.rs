@@ -218,11 +218,11 @@ impl Builder {
         self
     }
 
-    /// Cache folder for what a build need not find out twice; `None` switches the cache off.
+    /// Cache folder for compiled kernels, rewrite decisions and chosen algorithms; `None` switches the cache off.
     ///
     /// - Compiled kernels of [fused](Self::fuse) launches: one file per module, about 10 KB per kernel. Its name is a hash of source,
     ///   architecture and compiler, so that no file can be stale; a damaged file is compiled again.
-    /// - What came of [rewriting](Self::numerics): one file per pass. A later build compares results on its own examples all the same.
+    /// - Decisions of [rewriting](Self::numerics): one file per pass. A later build compares results on its own examples all the same.
     /// - The fastest implementation of each convolution and each product with a weight that building measured: one file each.
     ///
     /// If all in the folder exceeds 256 MiB, the least recently used files are deleted. Other files are never touched. Default:

@@ -11,21 +11,21 @@ use crate::{Error, Result};
 /// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only a few times.
 pub(crate) const REQUIRED_GAIN: f64 = 0.01;
 
-/// So many times as fast another schedule makes a plan at most: an assumption, which saves the time of measuring those of a plan that
-/// has to be faster than another plan.
+/// The largest speed-up that another schedule is assumed to give. A plan that has to be faster than another one by more than that is not
+/// benchmarked.
 const LARGEST_GAIN_OF_SCHEDULES: f64 = 1.5;
 
-/// How often replays that take so long are run to be compared, of which the median counts: fewer times if they are long, since those
-/// differ less from run to run, and a build should not take much longer for them.
+/// Replays of `us` microseconds that a comparison takes the median of. Long ones vary less, and a build should not take much longer for
+/// them.
 pub(crate) fn rounds(us: f64) -> usize {
     const MOST: usize = 9;
     const FEWEST: usize = 3;
-    /// What all runs of one of them may take.
+    /// Microseconds that all replays of one plan may take.
     const IN_ALL_US: f64 = 15_000.;
     ((IN_ALL_US / us.max(1.)) as usize).clamp(FEWEST, MOST)
 }
 
-/// After so many microseconds no further challenger is tried.
+/// Microseconds after which no further challenger is tried.
 const TRIED_US: f64 = 100_000.;
 
 /// A replay that takes longer is compared with each challenger once: it differs less from run to run.

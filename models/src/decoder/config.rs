@@ -46,7 +46,7 @@ pub struct Config {
     pub rotaries: Vec<Rotary>,
     /// Tokens of the longest text.
     pub max_positions: usize,
-    /// What is added to the mean square in a norm.
+    /// Epsilon, added to the mean square in a norm.
     pub eps: f64,
     /// Non-linearity of the gate.
     pub activation: Activation,

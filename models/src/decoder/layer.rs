@@ -7,8 +7,8 @@ use opara_candle::scope;
 use super::config::Config;
 use super::weights::{Norm, Product, Source};
 
-/// Where the new tokens stand, and how far each position turns.
-pub(super) struct Places<'a> {
+/// The positions of the new tokens in the cache, and the rotary embedding of each position.
+pub(super) struct CachePositions<'a> {
     pub start: &'a Tensor,
     pub rotaries: &'a [Tensor],
     /// Which of the new tokens are the text's own, `(batch, tokens, 1)` of u8; all, if not given.
@@ -86,7 +86,7 @@ impl Layer {
     }
 
     /// `(batch, tokens, hidden)` to the same; the cache takes the new tokens' keys and values.
-    pub fn forward(&self, x: &Tensor, cache: &Tensor, places: &Places) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, cache: &Tensor, places: &CachePositions) -> Result<Tensor> {
         let x = {
             let _scope = scope("attention");
             let qkv = self.qkv.forward(x, Some(&self.attention_norm), None)?;

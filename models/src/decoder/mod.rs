@@ -61,7 +61,7 @@ pub use self::text::Text;
 pub use minijinja::Value;
 
 use self::gguf::Gguf;
-use self::layer::{Layer, Places};
+use self::layer::{CachePositions, Layer};
 use self::matrix::Matrix;
 use self::weights::{Norm, Product, Source};
 
@@ -290,7 +290,7 @@ impl Decoder {
                 .embedding_scale
                 .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
         };
-        let places = Places { start: &cache.position, rotaries: &self.rotaries, own };
+        let places = CachePositions { start: &cache.position, rotaries: &self.rotaries, own };
         for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {
             let _scope = scope(&at.to_string());
             x = layer.forward(&x, cache, &places)?;

@@ -80,7 +80,7 @@ impl Capture {
     }
 
     /// The same capture once more: what replaces launches of one leaves the other as it is.
-    pub fn twin(&self) -> Self {
+    pub fn duplicate(&self) -> Self {
         let Self { trace, launches, inputs, external, written, outputs } = self;
         let (trace, launches) = (trace.clone(), Mutex::new(launches.lock().clone()));
         let (external, written, outputs) = (external.clone(), written.clone(), outputs.clone());

@@ -26,8 +26,8 @@ pub(super) struct CapturedLaunch {
     pub pointers: Vec<Pointer>,
     /// Offsets, in the arguments, of pointers to memory that stays where it is.
     pub fixed: Vec<usize>,
-    /// Those of all pointers that lead to tensors which the library's call does not name: padding that holds an earlier pointer, which
-    /// may be another one in each capture.
+    /// Offsets of stale pointers in argument padding, which lead to tensors that the library's call does not name. They are ignored when
+    /// two captures are compared.
     pub unnamed: Vec<usize>,
     /// Did a library launch it? Then its arguments may hold padding with arbitrary bytes.
     pub is_of_a_library: bool,

@@ -48,11 +48,11 @@ fn is_delayed(seed: u64, op: OpId) -> bool {
 
 impl CudaProgram {
     /// The same recording once more, with the same arenas and the same state of the module. Nothing is compiled for it.
-    pub fn twin(&self) -> Self {
+    pub fn duplicate(&self) -> Self {
         let Self { capture, external, stream, device, function, arena, workspaces, state, .. } = self;
         Self {
-            capture: capture.twin(),
-            external: external.twin(&capture.external_addresses()),
+            capture: capture.duplicate(),
+            external: external.duplicate(&capture.external_addresses()),
             stream: stream.clone(),
             device: device.clone(),
             function: function.clone(),

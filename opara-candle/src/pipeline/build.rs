@@ -70,9 +70,9 @@ impl<'a> Build<'a> {
         }
     }
 
-    /// Runs `f`, which builds another plan of the same pass, without rewriting, beside one whose replays take `rival_us`. The times of
-    /// its stages count as one, under this name, and the results of its stages are dumped to a folder of this name.
-    pub fn aside<T>(&mut self, name: &'static str, rival_us: f64, f: impl FnOnce(&mut Self) -> T) -> T {
+    /// Runs `f`, which builds the exact plan of the same pass, and restores this build's settings afterwards. Replays of the rewritten plan
+    /// take `rival_us`. The times of the stages count as one, under this name, and their results are dumped to a folder of this name.
+    pub fn on_own_settings<T>(&mut self, name: &'static str, rival_us: f64, f: impl FnOnce(&mut Self) -> T) -> T {
         let inside = self.dump.as_ref().map(|dump| dump.inside(name));
         let (times, dump) = (std::mem::take(&mut self.times), std::mem::replace(&mut self.dump, inside));
         let before = (self.settings, self.is_rewritten, self.replaced, self.rival_us);
@@ -120,7 +120,7 @@ mod tests {
         let mut build = Build::new(&[], &options);
         build.times.add("fuse", 1.);
         (build.settings.constant_room, build.is_rewritten, build.replaced) = (9, true, 7);
-        let seen = build.aside("exact plan", 5., |build| {
+        let seen = build.on_own_settings("exact plan", 5., |build| {
             build.times.add("fuse", 2.);
             build.times.add("verify", 3.);
             build.replaced = 5;

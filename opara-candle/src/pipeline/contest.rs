@@ -1,5 +1,4 @@
-//! Whether a rewritten pass stands: its replays are timed against those of the pass without rewriting, each fused and scheduled as it
-//! will be replayed.
+//! Benchmarks the rewritten plan against the exact one, each fused and scheduled as it will be replayed.
 
 use std::sync::Arc;
 
@@ -14,14 +13,14 @@ use crate::timing::Latency;
 use crate::trace::{Element, Trace, View};
 use crate::{cuda, Error, Result};
 
-/// A pass that is ready to be replayed.
-pub(super) struct Contestant {
+/// A plan that is ready to be replayed.
+pub(super) struct Candidate {
     pub verified: Verified,
     pub fused: Fused,
 }
 
-/// So many times as fast as candle's launches one after the other is fast enough: the exact pass is not built then. Of the passes that were
-/// measured beyond this, 33 in f32 and 27 in f16, none was faster unrewritten (docs/notes/measurements.md).
+/// Speed-up over candle's launches one after the other from which the exact plan is not benchmarked. No pass that was measured beyond it,
+/// 33 in f32 and 27 in f16, was faster unrewritten (docs/notes/measurements.md).
 fn sufficient_gain(trace: &Trace) -> f64 {
     let has_16_bits = |view: &View| matches!(view.element, Element::F16 | Element::Bf16);
     let mut meanings = trace.ops.iter().filter_map(|op| op.meaning.as_deref());
@@ -37,19 +36,19 @@ fn sufficient_gain(trace: &Trace) -> f64 {
 /// # Errors
 /// A lost device, or freed memory.
 pub(super) fn contest(
-    rewritten: Contestant,
+    rewritten: Candidate,
     exact: Option<Exact>,
     arena: &Arc<cuda::Arena>,
     build: &mut Build,
-    finish: impl FnOnce(Rewritten, &mut Build) -> Result<Contestant, Halt>,
-) -> Result<(Contestant, Option<[f64; 2]>), Halt> {
+    finish: impl FnOnce(Rewritten, &mut Build) -> Result<Candidate, Halt>,
+) -> Result<(Candidate, Option<[f64; 2]>), Halt> {
     let is_timed = |exact: &Exact| {
         let gain = sufficient_gain(&exact.pass.trace);
         build.options.benchmark_challengers && is_open(rewritten.verified.replay_us, exact.sequential_us, gain)
     };
     let Some(Exact { pass, .. }) = exact.filter(is_timed) else { return Ok((rewritten, None)) };
     let before = arena.bytes().max(arena_bytes(&rewritten));
-    let outcome = build.aside("exact plan", rewritten.verified.replay_us, |build| -> Result<_, Halt> {
+    let outcome = build.on_own_settings("exact plan", rewritten.verified.replay_us, |build| -> Result<_, Halt> {
         let exact = finish(*pass, build)?;
         let us = times(&rewritten, &exact, build)?;
         Ok((exact, us))
@@ -65,7 +64,7 @@ pub(super) fn contest(
                 }
                 Some(note) => {
                     drop(rewritten);
-                    Contestant { fused: exact.fused.noting(note), ..exact }
+                    Candidate { fused: exact.fused.noting(note), ..exact }
                 }
             }
         }
@@ -74,7 +73,7 @@ pub(super) fn contest(
         // The device may lack the memory for both.
         Err(Halt::Failed(error)) => {
             let note = format!("the rewritten launches were not timed against candle's: {error}");
-            Contestant { fused: rewritten.fused.noting(note), ..rewritten }
+            Candidate { fused: rewritten.fused.noting(note), ..rewritten }
         }
     };
     // The loser is gone, and with it what it needed of the arena.
@@ -85,7 +84,7 @@ pub(super) fn contest(
 }
 
 /// Bytes that a pass needs of the arena.
-fn arena_bytes(of: &Contestant) -> u64 {
+fn arena_bytes(of: &Candidate) -> u64 {
     of.verified.instance.plan.prepared.layouts[0].bytes
 }
 
@@ -95,7 +94,7 @@ fn is_open(rewritten_us: f64, sequential_us: f64, gain: f64) -> bool {
 }
 
 /// Median microseconds of a replay of each; the two take turns.
-fn times(rewritten: &Contestant, exact: &Contestant, build: &Build) -> Result<[f64; 2]> {
+fn times(rewritten: &Candidate, exact: &Candidate, build: &Build) -> Result<[f64; 2]> {
     let mut samples = [Vec::new(), Vec::new()];
     let bench = bench(rewritten, build)?;
     for round in 0..rounds(rewritten.verified.replay_us) {
@@ -107,14 +106,14 @@ fn times(rewritten: &Contestant, exact: &Contestant, build: &Build) -> Result<[f
 }
 
 /// Replays of the examples.
-fn bench<'a>(of: &'a Contestant, build: &'a Build) -> Result<Replays<'a>> {
+fn bench<'a>(of: &'a Candidate, build: &'a Build) -> Result<Replays<'a>> {
     let inputs = of.fused.examples.iter().map(|example| &example.inputs[..]).collect();
     let instance = &of.verified.instance;
     Replays::new(&*instance.replay, &instance.plan, inputs, &build.options.state, &build.device)
 }
 
 /// Builds the graph again that was built for another arena, so that the first call need not.
-fn rebuild(of: &Contestant, build: &Build) -> Result<()> {
+fn rebuild(of: &Candidate, build: &Build) -> Result<()> {
     bench(of, build)?.lap(&*of.verified.instance.replay, 0).map(drop)
 }
 

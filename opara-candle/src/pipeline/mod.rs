@@ -40,7 +40,7 @@ use std::sync::Arc;
 use candle::Tensor;
 
 use self::build::{Build, Halt};
-use self::contest::{contest, Contestant};
+use self::contest::{contest, Candidate};
 use self::dump::Value;
 use self::fuse::fuse;
 use self::instantiate::instantiate;
@@ -96,7 +96,7 @@ fn stages(
 
     let (exact, outcome) = (rewritten.exact.take(), rewritten.outcome.take());
     let built = verified(rewritten, fusing.clone(), build)?;
-    let (Contestant { verified, fused }, times) =
+    let (Candidate { verified, fused }, times) =
         contest(built, exact, arena, build, |pass, build| verified(pass, fusing, build))?;
     verified.instance.plan.program.end_of_building()?;
     if let Some(outcome) = outcome {
@@ -109,7 +109,7 @@ fn stages(
 }
 
 /// The stages from a pass to replays of it that were verified.
-fn verified(pass: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Contestant, Halt> {
+fn verified(pass: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Result<Candidate, Halt> {
     let fused = fuse(pass, fusing, build)?;
     build.after(Stage::Fuse, Value::Trace(&fused.trace))?;
 
@@ -129,5 +129,5 @@ fn verified(pass: Rewritten, fusing: Option<Fusing>, build: &mut Build) -> Resul
     build.after(Stage::Instantiate, Value::Schedule(&instance.plan.schedule))?;
 
     let verified = verify(instance, &fused, build)?;
-    Ok(Contestant { verified, fused })
+    Ok(Candidate { verified, fused })
 }

@@ -1,4 +1,4 @@
-//! What came of rewriting a pass, kept on disk, so that a later build of it need not find that out.
+//! Disk cache of rewrite decisions.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use crate::disk_cache::{Kind, Record};
 use crate::options::Options;
 use crate::trace::Trace;
 
-/// The place of what came of rewriting, and what is found there.
+/// The cache's record of a pass, and the decisions in it.
 pub(super) struct Kept {
     record: Option<Record>,
     pub found: Option<Outcome>,
 }
 
 impl Kept {
-    /// What is kept of this pass, unless it is to be decided anew.
+    /// The cached decisions of this pass, unless the builder decides again.
     pub fn of(recorded: &Trace, rewriting: &Rewriting, build: &Build) -> Self {
         let record = rewriting
             .folder
@@ -30,23 +30,23 @@ impl Kept {
         Self { record, found }
     }
 
-    /// What is to be stored there: `new`, or what was found with other times.
+    /// The decisions to store: `new`, or the cached ones with other times.
     pub fn or_new(self, new: Option<Outcome>) -> Option<Unstored> {
         let is_new = new.is_some();
         Some(Unstored { record: self.record?, outcome: new.or(self.found)?, is_new })
     }
 }
 
-/// What came of rewriting, until it is stored.
+/// Decisions before they are stored.
 pub(super) struct Unstored {
     record: Record,
     outcome: Outcome,
-    /// Is it not what was found there?
+    /// Do they differ from the cached ones?
     is_new: bool,
 }
 
 impl Unstored {
-    /// Stores it with the times of the rewritten and the recorded pass, if it or they are new.
+    /// Stores them with the times of the rewritten and the recorded pass, if decisions or times are new.
     pub fn store(self, times: Option<[f64; 2]>) {
         if self.is_new || times.is_some() {
             self.record.store(&Outcome { times, ..self.outcome });
@@ -54,8 +54,7 @@ impl Unstored {
     }
 }
 
-/// Why the recorded pass stays, if the rewritten one is not faster by more than the noise: of two that are equally fast, the one with
-/// the module's bits stands. The times are median microseconds of a replay of the rewritten pass, and of the recorded one.
+/// Why the builder keeps the recorded pass: the rewritten one is not faster by more than the noise. The times are median microseconds of a replay of the rewritten pass, and of the recorded one.
 pub(super) fn why_not_rewritten([rewritten, exact]: [f64; 2]) -> Option<String> {
     let is_faster = rewritten < exact * (1. - REQUIRED_GAIN);
     (!is_faster).then(|| {
@@ -65,11 +64,11 @@ pub(super) fn why_not_rewritten([rewritten, exact]: [f64; 2]) -> Option<String> 
     })
 }
 
-/// The place of what came of rewriting this pass. It depends on the pass, the device and its software, the rules, and the settings
-/// that decide how fast either plan is.
+/// The cache's record for this pass. The key has the pass, the device and its software, the rules, and the settings that decide how fast
+/// either plan is.
 fn record(folder: &Path, recorded: &Trace, software: &str, rewriting: &Rewriting, options: &Options) -> Option<Record> {
     let hash = recorded.fingerprint();
-    let hash = hash.inspect_err(|error| tracing::warn!(%error, "what came of rewriting cannot be kept")).ok()?;
+    let hash = hash.inspect_err(|error| tracing::warn!(%error, "decisions of rewriting cannot be cached")).ok()?;
     let rules =
         RULES.iter().map(|rule| rule.name).filter(|name| !rewriting.without.iter().any(|without| without == name));
     let key = format!(

@@ -1,28 +1,28 @@
-//! Which rewrites of a run stand: those that are no less accurate than candle's on what a recorded pass had.
+//! Chooses the rewrites of a run that are no less accurate than candle's operators on the operands of a recorded pass.
 
 use candle::{Result, Tensor};
 use hashbrown::HashSet;
-use opara_plan::rewrite::rules::{self, Fit, RULES};
-use opara_plan::rewrite::{behind, Behind, Changes, Graph, Node, ProductPrecision, Standing};
+use opara_plan::rewrite::rules::{self, Match, RULES};
+use opara_plan::rewrite::{downstream, Changes, Downstream, Graph, Node, ProductPrecision, Standing};
 
 use super::accuracy::{compare, near, same_kinds, Compared};
 use super::alone::alone;
-use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
+use super::evaluate::{evaluate, evaluate_downstream, Arithmetic, Numbers};
 use super::folds::settled_folds;
-use super::set::{beginning, in_one_row, with_outputs, Inside, Set, ENOUGH};
+use super::set::{beginning, in_one_row, with_outputs, Intermediates, Set, ENOUGH};
 
 /// The rewritten run.
 pub(crate) struct Choice {
     pub graph: Graph,
-    pub fits: Vec<Fit>,
+    pub fits: Vec<Match>,
     pub compared: Compared,
-    /// What stays candle's, and why.
+    /// Which launches stay candle's, and why.
     pub notes: Vec<String>,
     /// The rules that stand.
     pub standing: Standing,
 }
 
-/// What an earlier build chose, if it is still no less accurate than candle's on what this pass had, and can be used.
+/// The choice of an earlier build, if it is no less accurate than candle's operators on this pass's operands, and `using` accepts it.
 ///
 /// # Errors
 /// Those of `using`, and a graph that cannot be computed.
@@ -190,13 +190,13 @@ fn fastest_products(graph: &Graph, without: &[&str], changes: &Changes) -> Vec<(
     nodes.filter_map(|(at, node)| Some((at, node.more_precise()?))).collect()
 }
 
-/// Holds what a changed graph computes against double precision; the worst of what is compared.
+/// Compares what a changed graph computes with double precision. Returns the largest errors.
 fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for set in sets {
-        let verdict = match inside(graph, changed, set) {
+        let verdict = match by_intermediates(graph, changed, set) {
             Ok(Some(verdict)) => verdict,
-            // There may be no memory for the values inside.
+            // There may be no memory for the intermediate values.
             Ok(None) | Err(_) => by_outputs(graph, changed, set)?,
         };
         match verdict {
@@ -213,13 +213,13 @@ fn checked(graph: &Graph, changed: &Graph, sets: &[Set]) -> Result<std::result::
     Ok(Ok(worst))
 }
 
-/// An output of the run on all operands together, in double precision and by candle's operators.
+/// One output of the run on all sets of operands, in double precision and by candle's operators.
 fn of_all(graph: &Graph, set: &Set, at: usize) -> Result<[Tensor; 2]> {
     let references = in_one_row(set.all(graph).map(|set| &set.references[at]))?;
     Ok([references, in_one_row(set.all(graph).map(|set| &set.outputs[at]))?])
 }
 
-/// By the outputs, of the run on all operands together.
+/// Compares the outputs of the run on all sets of operands together.
 fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::Result<Compared, String>> {
     let given = set.all(graph).map(|set| evaluate(changed, &set.inputs, Arithmetic::Typed, set.numbers));
     let given = given.collect::<Result<Vec<_>>>()?;
@@ -232,16 +232,17 @@ fn by_outputs(graph: &Graph, changed: &Graph, set: &Set) -> Result<std::result::
     }))
 }
 
-/// By the outputs of few numbers, of what is behind the last values of many: on candle's values and on values nearby, together.
-fn by_runs_behind(
+/// Compares outputs that have too few elements for statistics: computes them from the intermediate values, on candle's and on perturbed
+/// copies, and counts all errors together.
+fn by_downstream_runs(
     graph: &Graph,
     changed: &Graph,
     set: &Set,
-    inside: &Inside,
+    intermediates: &Intermediates,
 ) -> Result<std::result::Result<Compared, String>> {
-    let runs = inside.runs_behind(graph, set)?;
+    let runs = intermediates.downstream_runs(graph, set)?;
     let given =
-        runs.iter().map(|run| evaluate_behind(&run.known, changed, &set.inputs, Arithmetic::Typed, set.numbers));
+        runs.iter().map(|run| evaluate_downstream(&run.known, changed, &set.inputs, Arithmetic::Typed, set.numbers));
     let given = given.collect::<Result<Vec<_>>>()?;
     let are_few = |at: &usize| set.outputs[*at].elem_count() < ENOUGH;
     worst_of((0..set.outputs.len()).filter(are_few).map(|at| {
@@ -251,7 +252,7 @@ fn by_runs_behind(
     }))
 }
 
-/// The worst of some results: in double precision, candle's, and others. The inner error says why one of them may not stand.
+/// The largest errors of some results, each in double precision, candle's, and the changed one. The inner error says why one is refused.
 fn worst_of(results: impl Iterator<Item = Result<[Tensor; 3]>>) -> Result<std::result::Result<Compared, String>> {
     let mut worst = Compared::default();
     for result in results {
@@ -264,11 +265,11 @@ fn worst_of(results: impl Iterator<Item = Result<[Tensor; 3]>>) -> Result<std::r
     Ok(Ok(worst))
 }
 
-/// Why no change at all can be compared, if so: double precision does not give candle's own results, or there is nothing finite.
+/// Why no change can be judged: double precision does not reproduce candle's own results, or nothing is finite.
 fn unexplained(graph: &Graph, sets: &[Set]) -> Result<Option<String>> {
     for set in sets {
-        let values = match &set.inside {
-            Some(Inside { candle, references, .. }) => {
+        let values = match &set.intermediates {
+            Some(Intermediates { candle, references, .. }) => {
                 references.iter().cloned().zip(candle.iter().cloned()).map(<[Tensor; 2]>::from).collect()
             }
             None => (0..set.outputs.len()).map(|at| of_all(graph, set, at)).collect::<Result<Vec<_>>>()?,
@@ -282,20 +283,24 @@ fn unexplained(graph: &Graph, sets: &[Set]) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// By the outputs of many numbers, by the last values of many that those of few come from, and by what a changed graph computes behind
-/// these. `None` if there are no such values, if more than these tell what is behind them, or if an output does not follow from values
-/// as accurate as candle's.
-fn inside(graph: &Graph, changed: &Graph, set: &Set) -> Result<Option<std::result::Result<Compared, String>>> {
-    let Some(inside) = &set.inside else { return Ok(None) };
-    let Some(behind) = behind(&inside.nodes, graph, changed) else { return Ok(None) };
-    // Errors show in integers behind them on a few operands only by chance.
-    if behind == Behind::Changed && set.outputs.iter().any(|output| !output.dtype().is_float()) {
+/// Compares the large outputs, the intermediate values that the small outputs come from, and, where their downstream nodes are changed,
+/// the small outputs. `None` if there are no such values, if downstream nodes read more than these, or if an output does not follow from
+/// values as accurate as candle's.
+fn by_intermediates(
+    graph: &Graph,
+    changed: &Graph,
+    set: &Set,
+) -> Result<Option<std::result::Result<Compared, String>>> {
+    let Some(intermediates) = &set.intermediates else { return Ok(None) };
+    let Some(downstream) = downstream(&intermediates.nodes, graph, changed) else { return Ok(None) };
+    // A few integers downstream show errors only by chance.
+    if downstream == Downstream::Changed && set.outputs.iter().any(|output| !output.dtype().is_float()) {
         return Ok(None);
     }
-    let asked = with_outputs(changed, &inside.nodes);
+    let asked = with_outputs(changed, &intermediates.nodes);
     let given = evaluate(&asked, &set.inputs, Arithmetic::Typed, set.numbers)?;
     let outputs = set.references.iter().zip(&set.outputs);
-    let values = outputs.clone().chain(inside.references.iter().zip(&inside.candle)).zip(&given);
+    let values = outputs.clone().chain(intermediates.references.iter().zip(&intermediates.candle)).zip(&given);
     let mut worst = Compared::default();
     for ((reference, candle), other) in values.filter(|(_, other)| other.elem_count() >= ENOUGH) {
         match compare(reference, candle, other)? {
@@ -303,8 +308,8 @@ fn inside(graph: &Graph, changed: &Graph, set: &Set) -> Result<Option<std::resul
             Err(reason) => return Ok(Some(Err(reason))),
         }
     }
-    if behind == Behind::Changed {
-        match by_runs_behind(graph, changed, set, inside)? {
+    if downstream == Downstream::Changed {
+        match by_downstream_runs(graph, changed, set, intermediates)? {
             Ok(compared) => worst = worst.or_worse(compared),
             Err(reason) => return Ok(Some(Err(reason))),
         }
@@ -317,7 +322,7 @@ fn inside(graph: &Graph, changed: &Graph, set: &Set) -> Result<Option<std::resul
     Ok(Some(Ok(worst)))
 }
 
-/// Whether a result, and candle's, may follow from values that are so far from candle's: integers are the same.
+/// Can a result come from values at distance `apart` from candle's? Integers must be equal.
 pub(super) fn follows([reference, candle, other]: [&Tensor; 3], apart: f64) -> Result<bool> {
     let apart = if candle.dtype().is_float() { apart } else { 0. };
     let is_explained = near(reference, candle, f64::INFINITY)?.is_ok();

@@ -43,7 +43,7 @@ pub(crate) fn evaluate(
 ///
 /// # Errors
 /// As for [`evaluate`].
-pub(super) fn evaluate_behind(
+pub(super) fn evaluate_downstream(
     known: &[(usize, Tensor)],
     graph: &Graph,
     inputs: &[Tensor],

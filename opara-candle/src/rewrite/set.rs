@@ -8,7 +8,7 @@ use opara_plan::rewrite::rules::{self, RULES};
 use opara_plan::rewrite::{last_of_many, Graph, Input, Item, Output, Value};
 
 use super::accuracy::{compare, has_no_finite};
-use super::evaluate::{evaluate, evaluate_behind, Arithmetic, Numbers};
+use super::evaluate::{evaluate, evaluate_downstream, Arithmetic, Numbers};
 
 /// The operands and results of a run.
 pub(crate) struct Set {
@@ -21,28 +21,28 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if `outputs` were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// Values of more numbers, if there are outputs of few: these may be closer to double precision by chance.
-    pub(super) inside: Option<Inside>,
+    /// Larger intermediate values, if an output has few elements: these may be close to double precision by chance.
+    pub(super) intermediates: Option<Intermediates>,
     /// The same run on other operands that the caller has.
     others: Vec<Set>,
     /// The same run on operands nearby, if it gives few numbers.
     pub(super) nearby: OnceCell<Vec<Set>>,
 }
 
-/// The last values of a run that have enough numbers to tell errors apart.
-pub(super) struct Inside {
+/// The last values of a run that have enough elements for error statistics.
+pub(super) struct Intermediates {
     /// The nodes whose values they are.
     pub nodes: Vec<usize>,
-    /// What candle's operators give.
+    /// Computed by candle's operators.
     pub candle: Vec<Tensor>,
     /// The same in double precision.
     pub references: Vec<Tensor>,
-    /// What is behind them, on these values and on some nearby.
-    behind: OnceCell<Vec<RunBehind>>,
+    /// The nodes downstream of them, computed from these values and from perturbed ones.
+    downstream: OnceCell<Vec<DownstreamRun>>,
 }
 
-/// What a graph computes behind some values.
-pub(super) struct RunBehind {
+/// The nodes downstream of some values, computed from them.
+pub(super) struct DownstreamRun {
     /// The nodes, and their values.
     pub known: Vec<(usize, Tensor)>,
     /// The outputs in double precision, and candle's.
@@ -50,32 +50,32 @@ pub(super) struct RunBehind {
     pub candle: Vec<Tensor>,
 }
 
-impl Inside {
-    /// What is behind the values, on as many values nearby as give enough outputs.
+impl Intermediates {
+    /// Computes the nodes downstream of the values, from as many perturbed copies as give enough outputs.
     ///
     /// # Errors
     /// A graph that cannot be computed.
-    pub fn runs_behind(&self, graph: &Graph, set: &Set) -> Result<&[RunBehind]> {
-        if let Some(runs) = self.behind.get() {
+    pub fn downstream_runs(&self, graph: &Graph, set: &Set) -> Result<&[DownstreamRun]> {
+        if let Some(runs) = self.downstream.get() {
             return Ok(runs);
         }
         let varying = self.candle.iter().map(Tensor::elem_count).sum();
-        let run = |number: usize| self.run_behind(graph, set, number);
+        let run = |number: usize| self.downstream_run(graph, set, number);
         let runs = (0..runs_for(fewest_of(&set.outputs), ENOUGH, varying)).map(run).collect::<Result<_>>()?;
-        Ok(self.behind.get_or_init(|| runs))
+        Ok(self.downstream.get_or_init(|| runs))
     }
 
-    fn run_behind(&self, graph: &Graph, set: &Set, number: usize) -> Result<RunBehind> {
+    fn downstream_run(&self, graph: &Graph, set: &Set, number: usize) -> Result<DownstreamRun> {
         let values = self.candle.iter().map(|value| nearby(value, number)).collect::<Result<Vec<_>>>()?;
         let known: Vec<_> = self.nodes.iter().copied().zip(values).collect();
-        let of = |arithmetic| evaluate_behind(&known, graph, &set.inputs, arithmetic, set.numbers);
+        let of = |arithmetic| evaluate_downstream(&known, graph, &set.inputs, arithmetic, set.numbers);
         let (references, candle) = (of(Arithmetic::In(DType::F64))?, of(Arithmetic::Typed)?);
-        Ok(RunBehind { known, references, candle })
+        Ok(DownstreamRun { known, references, candle })
     }
 }
 
-/// The nodes whose values tell the errors of a run apart that gives few numbers; none if it gives many.
-pub(crate) fn nodes_inside(graph: &Graph) -> Vec<usize> {
+/// The intermediate nodes at which a run with a small output is judged; none if all outputs are large enough for statistics.
+pub(crate) fn intermediate_nodes(graph: &Graph) -> Vec<usize> {
     match fewest(graph.outputs.iter().map(|output| graph.len(output.value) as usize)) < ENOUGH {
         true => last_of_many(graph, ENOUGH as u64),
         false => Vec::new(),
@@ -104,7 +104,7 @@ impl Set {
     ) -> Result<Self> {
         let has_no_finite = outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
         let numbers = if has_no_finite { Numbers::Finite } else { Numbers::All };
-        let nodes = nodes_inside(graph);
+        let nodes = intermediate_nodes(graph);
         if !nodes.is_empty() {
             // Without memory for these values, operands nearby have to do.
             if let Ok(set) = Self::with(graph, inputs.clone(), outputs.clone(), numbers, (nodes, known)) {
@@ -114,7 +114,7 @@ impl Set {
         Self::with(graph, inputs, outputs, numbers, (Vec::new(), known))
     }
 
-    /// The same, with the values of these nodes as those inside.
+    /// The same, with the values of these nodes as intermediates.
     fn with(
         graph: &Graph,
         inputs: Vec<Tensor>,
@@ -137,10 +137,10 @@ impl Set {
                 candle
             }
         };
-        let inside = Inside { nodes, candle, references: precise, behind: OnceCell::new() };
-        let inside = (!inside.nodes.is_empty()).then_some(inside);
+        let intermediates = Intermediates { nodes, candle, references: precise, downstream: OnceCell::new() };
+        let intermediates = (!intermediates.nodes.is_empty()).then_some(intermediates);
         let (others, nearby) = (Vec::new(), OnceCell::new());
-        Ok(Self { inputs, outputs, references, numbers, recorded, inside, others, nearby })
+        Ok(Self { inputs, outputs, references, numbers, recorded, intermediates, others, nearby })
     }
 
     /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
@@ -185,12 +185,12 @@ impl Set {
                 return Ok(None);
             }
         }
-        Ok(if set.inside.is_some() || set.tells_errors_apart()? { Some(set) } else { None })
+        Ok(if set.intermediates.is_some() || set.tells_errors_apart()? { Some(set) } else { None })
     }
 
     fn of_numbers(inputs: Vec<Tensor>, outputs: Vec<Tensor>, references: Vec<Tensor>) -> Self {
         let (others, nearby) = (Vec::new(), OnceCell::new());
-        Self { inputs, outputs, references, numbers: Numbers::All, recorded: None, inside: None, others, nearby }
+        Self { inputs, outputs, references, numbers: Numbers::All, recorded: None, intermediates: None, others, nearby }
     }
 
     /// Whether each output has enough numbers by itself, some of them finite.
@@ -208,8 +208,8 @@ impl Set {
         for inputs in others {
             self.others.push(Self::computed(graph, inputs, self.numbers)?);
         }
-        // The values inside are those of the first operands alone.
-        self.inside = None;
+        // The intermediate values belong to the first operands alone.
+        self.intermediates = None;
         Ok(self)
     }
 
@@ -243,7 +243,7 @@ impl Set {
         let outputs = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
         let references = in_double_precision(graph, &inputs, numbers)?;
         let (others, nearby) = (Vec::new(), OnceCell::new());
-        Ok(Self { inputs, outputs, references, numbers, recorded: None, inside: None, others, nearby })
+        Ok(Self { inputs, outputs, references, numbers, recorded: None, intermediates: None, others, nearby })
     }
 }
 

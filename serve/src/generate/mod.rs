@@ -7,11 +7,11 @@
 //! ```
 //! use candle::{DType, Device};
 //! use opara_serve::batch::TextMetrics;
-//! use opara_serve::generate::{Generator, Prompt, Room, TextDecoder, Wanted, Writer};
+//! use opara_serve::generate::{Generator, Prompt, KvBudget, TextDecoder, Wanted, Writer};
 //!
 //! let decoder = TextDecoder::random(7)?; // or TextDecoder::open("model.gguf".as_ref())?
-//! let room = Room { sequences: 4, context: 256, dtype: DType::F32 };
-//! let scheduler = decoder.scheduler(room, &Device::Cpu, None)?;
+//! let budget = KvBudget { sequences: 4, context: 256, dtype: DType::F32 };
+//! let scheduler = decoder.scheduler(budget, &Device::Cpu, None)?;
 //! let writer = Writer::start(vec![scheduler], 100, TextMetrics::default());
 //! let generator = Generator::new(writer, decoder.text().clone());
 //! let prompt = generator.encode(Prompt::Text("once upon".into()))?;
@@ -47,5 +47,5 @@ pub use error::{GenerateError, Result};
 pub use generator::{Generator, Prompt, Wanted};
 #[cfg(feature = "server")]
 pub(crate) use source::is_gguf;
-pub use source::{Room, TextDecoder};
+pub use source::{KvBudget, TextDecoder};
 pub use writer::Writer;

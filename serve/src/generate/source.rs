@@ -23,9 +23,9 @@ pub struct TextDecoder {
     text: Arc<Text>,
 }
 
-/// How a decoder runs on a device.
+/// The keys and values that a decoder may hold on a device, and their type.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub struct KvBudget {
     /// Texts at once.
     pub sequences: usize,
     /// Tokens of each, prompt and answer together.
@@ -99,8 +99,8 @@ impl TextDecoder {
     /// # Errors
     /// A context that is longer than the model's, no room on the device, weights that do not fit, and what building an executor
     /// may fail with.
-    pub fn scheduler(&self, room: Room, device: &Device, builder: Option<&Builder>) -> Result<Scheduler> {
-        let Room { sequences, context, dtype } = room;
+    pub fn scheduler(&self, budget: KvBudget, device: &Device, builder: Option<&Builder>) -> Result<Scheduler> {
+        let KvBudget { sequences, context, dtype } = budget;
         let model = match &self.weights {
             Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, sequences, context)?,
             Weights::Checkpoint(checkpoint) => {

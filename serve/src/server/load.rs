@@ -11,7 +11,7 @@ use opara_weights::Checkpoint;
 
 use crate::batch::{self, Batcher, Registry};
 use crate::embed::{has_modules, Size, TextModel};
-use crate::generate::{is_gguf, Generator, Room, TextDecoder, Writer};
+use crate::generate::{is_gguf, Generator, KvBudget, TextDecoder, Writer};
 use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 
 use super::settings::Settings;
@@ -137,14 +137,14 @@ impl Load {
         if !decoder.text().has_template() {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
-        let room = settings.room(decoder.config().max_positions);
+        let budget = settings.kv_budget(decoder.config().max_positions);
         let builder = OparaExecutor::builder();
-        let scheduler = |device: &Device| decoder.scheduler(room, device, Some(&builder));
+        let scheduler = |device: &Device| decoder.scheduler(budget, device, Some(&builder));
         let schedulers = devices.iter().map(scheduler).collect::<Result<Vec<_>, _>>()?;
         for reason in schedulers.iter().flat_map(Scheduler::eager) {
             tracing::warn!(model = name, reason, "it runs eagerly");
         }
-        let Room { sequences, context, .. } = room;
+        let KvBudget { sequences, context, .. } = budget;
         tracing::info!(model = name, sequences, context, "its graphs are built");
         let writer = Writer::start(schedulers, settings.queue_rows(), registry.texts(name));
         let generator = Generator::new(writer, decoder.text().clone());

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::batch::Buckets;
 use crate::embed::{Size, TextModel};
-use crate::generate::Room;
+use crate::generate::KvBudget;
 use crate::protocol::Limits;
 
 use super::telemetry::LogFormat;
@@ -298,8 +298,8 @@ impl Settings {
     }
 
     /// How a decoder that takes texts of up to `limit` tokens runs on a device.
-    pub(super) fn room(&self, limit: usize) -> Room {
-        Room {
+    pub(super) fn kv_budget(&self, limit: usize) -> KvBudget {
+        KvBudget {
             sequences: self.sequences.unwrap_or(if self.cpu { 4 } else { 8 }),
             context: self.context.unwrap_or(limit.min(4_096)),
             dtype: self.dtype(),

@@ -5,7 +5,7 @@
 pub enum Kind {
     /// A tuned plan.
     Plan,
-    /// What came of rewriting a pass.
+    /// Decisions of rewriting a pass.
     Rewriting,
     /// The fastest implementation of an operator.
     Choice,

@@ -2,7 +2,7 @@
 
 use hashbrown::{HashMap, HashSet};
 
-use super::rules::{self, Fit};
+use super::rules::{self, Match};
 use super::{Graph, ProductPrecision};
 
 /// How a graph is changed: by all rules but for these.
@@ -16,7 +16,7 @@ pub struct Changes {
 
 impl Changes {
     /// The changed graph, and what fitted, if rules of these names are left out everywhere.
-    pub fn of(&self, graph: &Graph, without: &[&str]) -> (Graph, Vec<Fit>) {
+    pub fn of(&self, graph: &Graph, without: &[&str]) -> (Graph, Vec<Match>) {
         let mut changed = graph.clone();
         let fits = rules::apply(&mut changed, without, &self.refused);
         for (&at, &precision) in &self.precise {

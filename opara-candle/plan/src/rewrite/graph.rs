@@ -158,24 +158,24 @@ impl Node {
 pub enum Compute {
     /// As recorded.
     Recorded(Function),
-    /// So many times a run of each operand, of as many elements as said.
+    /// A concatenation along an inner dimension: `rows` blocks, each with `widths[i]` elements of operand i.
     Concat {
-        /// How many runs of each.
+        /// Number of blocks.
         rows: u64,
-        /// Elements of a run of each operand.
+        /// Elements of each operand in a block.
         widths: Vec<u64>,
     },
     /// `max(x, 0)` of a concatenation, as [`Compute::Concat`], of which parts may be sums. Operands: of each part one, or two that are
     /// added.
     ConcatRelu {
-        /// How many runs of each.
+        /// Number of blocks.
         rows: u64,
-        /// Elements of a run of each part.
+        /// Elements of each part in a block.
         widths: Vec<u64>,
-        /// Whether each part is a sum.
+        /// Is each part a sum?
         are_sums: Vec<bool>,
     },
-    /// A convolution with what is around it in one call. Operands: `x`, the weight, what the steps take, one for each, then the residual.
+    /// A convolution with its epilogue in one call. Operands: `x`, the weight, a vector for each step, then the residual.
     FusedConvolution(Convolution),
     /// A transposed convolution by an ordinary one. Operands: `x`, the weight, `(channels, out, kh, kw)`, and a vector of one element a
     /// channel of the result that is added to it, if there is one.
@@ -200,27 +200,27 @@ pub enum Compute {
     /// there is one: what is added to the scores, or integers of 8 bits; where one is not 0, the score is minus infinity. `k` and `v` may
     /// have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention {
-        /// What the scores are multiplied by before.
+        /// The factor of the scores before the softmax.
         scale: f32,
         /// Whether 16-bit operands count as if they were converted to f32, and the result back. A mask that is added is in f32.
         in_f32: bool,
     },
     /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
     Linear {
-        /// The name of what follows in the catalogue.
+        /// The activation's name in the catalogue.
         activation: Option<String>,
     },
     /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
     /// weight, `(columns, inner)`, and its bias.
     ProductConcat {
-        /// Whether each has a bias.
+        /// Does each have a bias?
         have_bias: Vec<bool>,
     },
     /// A product, and beside it other products of the same operand. Operands: as of [`Compute::ProductConcat`], itself first.
     ProductsOfOne {
         /// The nodes that the others are.
         others: Vec<usize>,
-        /// Whether each has a bias.
+        /// Does each have a bias?
         have_bias: Vec<bool>,
         /// Rows of an item of the batch.
         tokens: u64,
@@ -232,43 +232,42 @@ pub enum Compute {
     Gated {
         /// The activation's name in the catalogue.
         activation: String,
-        /// Whether both have a bias.
+        /// Do both have a bias?
         has_bias: bool,
     },
     /// Sums of rows, times a factor. Operand: the rows.
     RowMean {
         /// Elements of a row.
         columns: u64,
-        /// What the sums are multiplied by.
+        /// The factor of the sums.
         factor: f32,
     },
-    /// A norm of rows, which was several launches. Operands: what is normalised, the weight, one element a column, and the bias of a
+    /// A norm of rows, which was several launches. Operands: the rows, the weight, one element a column, and the bias of a
     /// layer norm, if it has one.
     RowNorm {
         /// Elements of a row.
         columns: u64,
-        /// What is added to the mean square, or to the variance.
+        /// Epsilon, added to the mean square or to the variance.
         epsilon: f32,
-        /// Whether it is an RMS norm, and not a layer norm.
+        /// Is it an RMS norm? Else it is a layer norm.
         is_rms: bool,
     },
-    /// A norm of groups of neighbouring channels. Operands: `x`, `(images, channels, pixels)`, and what each channel is multiplied by
-    /// and what is added to it.
+    /// A norm of groups of neighbouring channels. Operands: `x`, `(images, channels, pixels)`, and weight and bias, one number a channel.
     GroupNorm {
         /// Groups of an image.
         groups: u64,
-        /// What is added to the variance.
+        /// Epsilon, added to the variance.
         epsilon: f32,
-        /// Whether `x * sigmoid(x)` follows.
+        /// Does `x * sigmoid(x)` follow?
         silu: bool,
     },
     /// A norm of rows of a sum. Operands: both summands, the weight, and the bias of a layer norm.
     NormOfSum {
         /// Elements of a row.
         columns: u64,
-        /// What is added to the mean square, or to the variance.
+        /// Epsilon, added to the mean square or to the variance.
         epsilon: f32,
-        /// Whether it is an RMS norm, and not a layer norm.
+        /// Is it an RMS norm? Else it is a layer norm.
         is_rms: bool,
     },
     /// A sum, and beside it the RMS norm of its rows. Operands: both summands, and the norm's weight.
@@ -277,7 +276,7 @@ pub enum Compute {
         norm: usize,
         /// Elements of a row.
         columns: u64,
-        /// What is added to the mean square.
+        /// Epsilon, added to the mean square.
         epsilon: f32,
     },
     /// Attention of one token over a cache of keys and values, to which its own are appended at the position. Operands: `q`, keys and
@@ -287,7 +286,7 @@ pub enum Compute {
         heads: u64,
         /// Elements of a head.
         size: u64,
-        /// What the scores are multiplied by.
+        /// The factor of the scores before the softmax.
         scale: f32,
         /// How many of the latest tokens are seen, the new one included, if not all.
         window: Option<u64>,

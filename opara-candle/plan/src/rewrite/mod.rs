@@ -1,14 +1,13 @@
-//! Other operators in the place of those that a module called: which run of ops computes what, and the rules that put something
-//! faster there.
+//! Replaces the operators that a module called with faster ones.
 //!
-//! [`regions`] finds runs of consecutive ops whose meaning is known, each as a [`Graph`] of values. [`rules`] change a graph. A
+//! [`regions`] finds runs of consecutive ops whose meaning is known, and makes a [`Graph`] of values of each. [`rules`] change a graph. A
 //! recorder that knows the device turns the changed graph into launches again.
 
 mod append;
 mod changes;
+mod downstream;
 mod graph;
 mod growth;
-mod inside;
 mod item;
 mod matched;
 mod outcome;
@@ -18,11 +17,11 @@ pub mod rules;
 mod tests;
 
 pub use changes::Changes;
+pub use downstream::{downstream, last_of_many, Downstream};
 pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };
 pub use growth::{Cache, Growth, Recorded, Source};
-pub use inside::{behind, last_of_many, Behind};
 pub use item::{first_item, Item};
 pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};

@@ -1,14 +1,14 @@
-//! What came of rewriting a pass, as it is kept on disk.
+//! Decisions of rewriting a pass, as a file holds them.
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::rules::{Fit, RULES};
+use super::rules::{Match, RULES};
 use super::{Changes, Graph, ProductPrecision, Region};
 use crate::trace::OpId;
 
-/// What came of rewriting a pass.
+/// Decisions of rewriting a pass.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// A hash of a sample of the weights that it was found out with.
@@ -55,7 +55,7 @@ impl Outcome {
 
 impl Standing {
     /// Rules that fitted so, if these were left out everywhere, with these changes.
-    pub fn new(without: &[&str], changes: &Changes, fits: &[Fit]) -> Self {
+    pub fn new(without: &[&str], changes: &Changes, fits: &[Match]) -> Self {
         let mut refused: Vec<(String, usize)> = changes.refused.iter().map(|&(rule, at)| (rule.into(), at)).collect();
         refused.sort_unstable();
         let mut precise: Vec<(usize, ProductPrecision)> = changes.precise.iter().map(|(&at, &way)| (at, way)).collect();
@@ -81,9 +81,9 @@ impl Standing {
     }
 
     /// Changes a graph by these rules. `None` if they do not fit where they did: the graph or the rules are others.
-    pub fn applied(&self, graph: &Graph) -> Option<(Graph, Vec<Fit>)> {
+    pub fn applied(&self, graph: &Graph) -> Option<(Graph, Vec<Match>)> {
         let (changed, fits) = self.changes().of(graph, &self.without());
-        let is_same = |(fit, (rule, at, saved)): (&Fit, &(String, usize, usize))| {
+        let is_same = |(fit, (rule, at, saved)): (&Match, &(String, usize, usize))| {
             (fit.rule, fit.at, fit.saved) == (rule.as_str(), *at, *saved)
         };
         (fits.len() == self.fits.len() && fits.iter().zip(&self.fits).all(is_same)).then_some((changed, fits))

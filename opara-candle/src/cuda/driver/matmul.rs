@@ -25,8 +25,8 @@ pub(crate) struct Matmul {
 }
 
 impl Matmul {
-    /// Do tiles of the result keep a GPU of 132 processors busy several times over? Then how its inner dimension is split does not
-    /// matter, and a library's first algorithm is hardly slower than another one.
+    /// Has the result at least 2,048 tiles of 64 x 64? They keep 132 multiprocessors busy several times over, so that split-k does not
+    /// pay, and a library's first algorithm is hardly slower than another one.
     pub fn is_large(&self) -> bool {
         const TILE: usize = 64;
         const MANY: usize = 2048;

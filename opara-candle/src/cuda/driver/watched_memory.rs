@@ -77,14 +77,14 @@ impl WatchedMemory {
     }
 
     /// Watches these allocations, all of which this value watches, too. Frees since this value's start count.
-    pub fn twin(&self, allocations: &[CUdeviceptr]) -> Self {
-        let twin = Self::new();
-        twin.limit_to(allocations);
-        // Whatever was freed before the twin's start is known here.
+    pub fn duplicate(&self, allocations: &[CUdeviceptr]) -> Self {
+        let duplicate = Self::new();
+        duplicate.limit_to(allocations);
+        // Whatever was freed before the duplicate's start is known here.
         if self.is_freed() {
-            twin.0.freed.store(true, Ordering::Release);
+            duplicate.0.freed.store(true, Ordering::Release);
         }
-        twin
+        duplicate
     }
 
     /// Has watched memory been freed? Then graphs that read it must not be launched any more.
@@ -190,16 +190,16 @@ mod tests {
     }
 
     #[test]
-    fn a_twin_knows_of_earlier_frees_and_sees_later_ones() {
+    fn a_duplicate_knows_of_earlier_frees_and_sees_later_ones() {
         let (early, late) = (UNUSED + 4, UNUSED + 5);
         let watch = WatchedMemory::new();
         watch.limit_to(&[early, late]);
-        let twin = watch.twin(&[late]);
+        let duplicate = watch.duplicate(&[late]);
         before_free(early, null_mut());
-        assert!(watch.is_freed() && !twin.is_freed());
-        assert!(watch.twin(&[late]).is_freed());
+        assert!(watch.is_freed() && !duplicate.is_freed());
+        assert!(watch.duplicate(&[late]).is_freed());
         before_free(late, null_mut());
-        assert!(twin.is_freed());
+        assert!(duplicate.is_freed());
     }
 
     #[test]

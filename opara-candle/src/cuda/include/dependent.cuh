@@ -5,14 +5,14 @@
 // After this call, all writes of preceding kernels are visible. All threads of a kernel must call it. Before it, a kernel may
 // load only through the arguments that `early` in the table of effects names; it begins early only where no preceding kernel of
 // the graph writes to their memory.
-__device__ inline void wait_for_those_before() {
+__device__ inline void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // Lets the next kernel begin as soon as all blocks of this one have called it and there is room.
-__device__ inline void let_the_next_begin() {
+__device__ inline void trigger_dependents() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif

@@ -46,11 +46,11 @@ template <unsigned LANES, unsigned HEADS> struct Share {
           turn(warp / HEADS), is_there(first < dim && head < group) {}
 };
 
-// Keys and values of one head, those of a place at so many strides.
-template <typename T> struct Places {
+// Keys and values of one head; those of position t are at `t * key_stride` and `t * value_stride`.
+template <typename T> struct CachePositions {
     const T *keys, *values;
     size_t key_stride, value_stride;
-    // Those that are seen.
+    // The positions that the query sees: from `oldest` up to `end`.
     unsigned oldest, end;
 };
 
@@ -76,7 +76,7 @@ struct Query {
 // waits for those before it, as the places are. `begin` gives the query after that, and is told whether place `at` is this block's;
 // IS_NEW says that there is such a place.
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
-__device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of, unsigned at, unsigned group, unsigned dim,
+__device__ inline void attend(const Share<LANES, HEADS> &my, const CachePositions<T> &of, unsigned at, unsigned group, unsigned dim,
                               float scale, T *y, Bias bias, Begin begin) {
     constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
     const unsigned block = BLOCKS == 1 ? 0 : blockIdx.z;
@@ -110,7 +110,7 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const Places<T> &of
     };
     const unsigned first_place = start + my.turn * AT_ONCE + my.sub;
     Asked asked = ask(first_place);
-    wait_for_those_before();
+    wait_for_predecessors();
     const bool has_new = IS_NEW && start <= at && at < stop;
     const Query own = begin(has_new);
 

@@ -11,7 +11,7 @@ mod weights;
 
 use candle::Tensor;
 use hashbrown::HashSet;
-use opara_plan::rewrite::rules::{self, counted, Applied, Fit};
+use opara_plan::rewrite::rules::{self, counted, Applied, Match};
 use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
 
 use self::fragment::fragment;
@@ -71,10 +71,10 @@ struct Rewriter {
 }
 
 /// A run that gives way.
-struct Replacement {
+struct RewrittenRun {
     region: Region,
     graph: Graph,
-    fits: Vec<Fit>,
+    fits: Vec<Match>,
     compared: Compared,
     captured: Capture,
 }
@@ -141,10 +141,10 @@ impl Rewriter {
             return Ok(self.unchanged(program, None));
         }
         // Nothing is put into this one.
-        let exact = Box::new(program.twin());
+        let exact = Box::new(program.duplicate());
         // The last first: what comes before keeps its place.
         let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, 0.);
-        for Replacement { region, graph, fits, compared, captured } in replacements.into_iter().rev() {
+        for RewrittenRun { region, graph, fits, compared, captured } in replacements.into_iter().rev() {
             let weights = graph.inputs.iter().filter(|input| input.is_constant);
             room += weights.map(|input| program.capture.trace.buffers[input.buffer].bytes).sum::<u64>();
             let buffers: [Vec<BufferId>; 2] = [
@@ -249,7 +249,7 @@ impl Rewriter {
         earlier: Option<&Decision>,
         values: &[Values],
         uploads: &Uploads,
-    ) -> Result<Option<Replacement>> {
+    ) -> Result<Option<RewrittenRun>> {
         if let Some(decided) = earlier.filter(|earlier| earlier.standing.is_none()) {
             self.decided(decided.clone());
             return Ok(None);
@@ -262,7 +262,7 @@ impl Rewriter {
         let (standing, notes, replacement) = match chosen {
             Ok(Ok((Choice { graph, fits, compared, notes, standing }, captured))) => {
                 let notes = notes.into_iter().map(|note| format!("of launches {ops:?} {note}")).collect();
-                (Some(standing), notes, Some(Replacement { region, graph, fits, compared, captured }))
+                (Some(standing), notes, Some(RewrittenRun { region, graph, fits, compared, captured }))
             }
             Ok(Err(reason)) => (None, stays(reason), None),
             Err(error @ Error::DeviceLost { .. }) => return Err(error),

@@ -14,7 +14,7 @@ use crate::cuda::program::CudaProgram;
 use crate::cuda::replay::GraphReplay;
 use crate::prepared::{Prepared, Settings};
 use crate::rewrite::evaluate::Arithmetic;
-use crate::rewrite::set::{nodes_inside, Set};
+use crate::rewrite::set::{intermediate_nodes, Set};
 use crate::schedule::{Policy, Scheduler};
 use crate::trace::{BufferId, Role, Trace};
 use crate::{timing, Error, Result};
@@ -143,7 +143,8 @@ pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Re
         let graph = &region.graph;
         let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
         let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
-        let inside = held_inside(capture, region).into_iter().map(|(at, buffer)| (buffer, graph.nodes[at].element));
+        let inside =
+            held_intermediates(capture, region).into_iter().map(|(at, buffer)| (buffer, graph.nodes[at].element));
         for (buffer, element) in inputs.chain(outputs).chain(inside) {
             let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
             if is_inside && known.insert(buffer) {
@@ -155,8 +156,8 @@ pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Re
 }
 
 /// The nodes whose values tell errors apart, where buffers keep these until the end of the pass.
-fn held_inside(capture: &Capture, region: &Region) -> Vec<(usize, BufferId)> {
-    let nodes = nodes_inside(&region.graph);
+fn held_intermediates(capture: &Capture, region: &Region) -> Vec<(usize, BufferId)> {
+    let nodes = intermediate_nodes(&region.graph);
     let later = || capture.trace.ops[region.ops.end..].iter().flat_map(|op| &op.accesses);
     let is_kept = |buffer: BufferId| !later().any(|access| access.buffer == buffer && access.mode.writes());
     region.held.iter().copied().filter(|(at, buffer)| nodes.contains(at) && is_kept(*buffer)).collect()
@@ -195,7 +196,7 @@ pub(super) fn sets(
         };
         found.ok_or_else(|| unknown(buffer))
     };
-    let held = held_inside(&program.capture, region);
+    let held = held_intermediates(&program.capture, region);
     let item = is_long.then(|| item_of(region, examples)).flatten();
     let set = |(example, values): (&Example, &Values)| {
         let of = |buffer| of(example, values, buffer);

@@ -6,8 +6,8 @@ template <typename T>
 __device__ inline void argmax(unsigned rows, unsigned columns, const T *x, unsigned *y) {
     using S = typename Sum<T>::type;
     __shared__ Largest<S> room[32];
-    let_the_next_begin();
-    wait_for_those_before();
+    trigger_dependents();
+    wait_for_predecessors();
     const unsigned row = blockIdx.x;
     if (row >= rows) return;
     x += (size_t)row * columns;

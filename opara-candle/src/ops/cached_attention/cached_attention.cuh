@@ -8,13 +8,13 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
                             const float *rotary, const float *by_distance, T *cache, T *y) {
     const unsigned kv = blockIdx.x, item = blockIdx.y, group = of.heads / of.kv_heads, dim = of.dim;
     const Share<LANES, HEADS> my(group, dim);
-    let_the_next_begin();
+    trigger_dependents();
     // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
     const unsigned at = min(position, limit - 1), end = at + 1;
     T *keys = cache + ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim;
     T *values = keys + (size_t)of.kv_heads * of.capacity * dim;
-    const Places<T> places = {keys, values, dim, dim, of.window && end > of.window ? end - of.window : 0, end};
+    const CachePositions<T> places = {keys, values, dim, dim, of.window && end > of.window ? end - of.window : 0, end};
     const Turn turn(my.first, my.lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
     auto bias = [&](unsigned p) {
         return by_distance ? by_distance[(size_t)(kv * group + my.head) * of.distances + (at - p)] : 0.f;

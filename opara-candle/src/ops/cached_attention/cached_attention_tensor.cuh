@@ -89,7 +89,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     const unsigned group = of.heads / of.kv_heads, dim = of.dim, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned slots = (bytes_of_dynamic_memory() / sizeof(uint4) - RINGS) / (WARPS * SLOT);
     const unsigned ring = RINGS + warp * slots * SLOT, ring_end = ring + slots * SLOT;
-    let_the_next_begin();
+    trigger_dependents();
 
     // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
@@ -120,7 +120,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     const unsigned row = threadIdx.x / UNITS, first = threadIdx.x % UNITS * EACH;
     const bool is_there = first < dim && (row < group || row == KEY || row == VALUE);
     const Turn turn(first, lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
-    wait_for_those_before();
+    wait_for_predecessors();
     Vec<T, EACH> own{};
     if (is_there) {
         const unsigned head = row < group ? kv * group + row : of.heads + (row == KEY ? kv : of.kv_heads + kv);

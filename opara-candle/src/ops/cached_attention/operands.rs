@@ -15,7 +15,7 @@ pub struct CachedAttention {
     pub scale: f64,
     /// How many tokens a token sees, itself included; all, if not given.
     pub window: Option<usize>,
-    /// What is added to the mean square where queries and keys are normalised.
+    /// Epsilon, added to the mean square where queries and keys are normalised.
     pub eps: f32,
 }
 

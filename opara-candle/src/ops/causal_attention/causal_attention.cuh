@@ -150,7 +150,7 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     // The last tokens see most: they come first.
     const unsigned kv = blockIdx.x % kv_heads, first_row = (gridDim.x - 1 - blockIdx.x) / kv_heads * ROWS;
     const unsigned split = BLOCKS == 1 ? 0 : blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    let_the_next_begin();
+    trigger_dependents();
     Tile<DIM, T>{room}.template clear_rest<3 * KEYS, THREADS>();
 
     // Where rows stand: no kernel before this one writes that.
@@ -172,7 +172,7 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
         return base + (((size_t)item * of.tokens + token) * of.heads + head) * DIM;
     };
 
-    wait_for_those_before();
+    wait_for_predecessors();
     if (BLOCKS > 1 && active == 1 && split > 0) return;
     unsigned asked = 0, asked_at = 0;
     auto ask = [&] {

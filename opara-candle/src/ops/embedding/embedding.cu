@@ -11,7 +11,7 @@ template <typename I> constexpr I ZERO_ROW = std::numeric_limits<I>::max();
 template <typename T, typename I>
 __device__ inline void embedding(unsigned numel, unsigned columns, size_t rows, const I *ids, const T *table, T *y) {
     constexpr int N = WIDE<T>;
-    let_the_next_begin();
+    trigger_dependents();
     const bool vectors = columns % N == 0 && are_aligned(table, (const T *)y);
     const ThreadElements mine = ThreadElements::of<N>(numel, vectors);
     if (mine.count == 0) return;

@@ -108,14 +108,14 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         if constexpr (GATED) of_bias[1] = widen(bias[columns + column]);
     };
 
-    let_the_next_begin();
+    trigger_dependents();
 #pragma unroll
     for (unsigned at = 0; at < STEPS; at++) ask();
     unsigned base = blockIdx.x * of_block, column = column_from(base);
     ask_bias(column);
     if (scale)
         for (unsigned at = threadIdx.x * N; at < inner; at += WARPS * 32 * N) fetch(scale + at);
-    wait_for_those_before();
+    wait_for_predecessors();
     stage<T, R>(rows, inner, padded, x, scale, room, squares);
     __syncthreads();
 

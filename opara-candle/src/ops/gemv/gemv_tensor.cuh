@@ -146,13 +146,13 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         if (residual && column < columns && first_row < rows) of_residual = widen(residual[(size_t)first_row * columns + column]);
     };
 
-    let_the_next_begin();
+    trigger_dependents();
     for (unsigned at = 0; at < steps; at++) ask();
     unsigned base = blockIdx.x * of_block;
     ask_bias(base + in_first);
     if (scale)
         for (unsigned at = threadIdx.x * 64; at < inner; at += WARPS * 32 * 64) fetch(scale + at);
-    wait_for_those_before();
+    wait_for_predecessors();
 #pragma unroll
     for (unsigned tile = 0; tile < TILES; tile++)
         stage<T, R>(tile * 8, rows, inner, padded, eps, x, scale, room, squares[tile]);

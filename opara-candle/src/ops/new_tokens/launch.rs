@@ -24,7 +24,7 @@ pub(in crate::ops) struct Sizes {
     pub positions: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
-    /// What is added to the mean square where heads are normalised.
+    /// Epsilon, added to the mean square where heads are normalised.
     pub eps: f32,
 }
 

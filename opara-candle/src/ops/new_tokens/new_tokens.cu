@@ -14,11 +14,11 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
     const unsigned of_all = row / rows, head = row % rows, item = of_all / tokens, token = of_all % tokens;
     const unsigned lane = threadIdx.x % 32, first = lane % LANES * EACH;
     const bool is_there = own < all && first < dim, is_query = head < heads, is_value = head >= heads + kv_heads;
-    let_the_next_begin();
+    trigger_dependents();
     // Where the token stands, and what turns it: no kernel before this one writes them.
     const unsigned end = min(capacity, positions), at = min(start[item], end) + token;
     const Turn turn(first, lane, pairs, rotary + (size_t)min(at, end - 1) * 2 * pairs);
-    wait_for_those_before();
+    wait_for_predecessors();
     float v[EACH] = {}, unchanged[EACH];
     if (is_there) load_wide(qkv + (size_t)row * dim + first, v);
 #pragma unroll

@@ -13,8 +13,8 @@ __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, St
     const unsigned head = blockIdx.x, item = blockIdx.y;
     const Share<LANES, HEADS> my(1, dim);
     auto of_head = [&](Strides of) { return (size_t)item * of.item + (size_t)head * of.head; };
-    let_the_next_begin();
-    const Places<T> places = {k + of_head(of_k), v + of_head(of_v), of_k.place, of_v.place, 0, keys};
+    trigger_dependents();
+    const CachePositions<T> places = {k + of_head(of_k), v + of_head(of_v), of_k.place, of_v.place, 0, keys};
     auto bias = [&](unsigned p) { return added ? widen(added[of_head(of_bias) + p]) : 0.f; };
     auto begin = [&](bool) {
         Query own;

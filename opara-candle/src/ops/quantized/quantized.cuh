@@ -128,11 +128,11 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         return asked;
     };
 
-    let_the_next_begin();
+    trigger_dependents();
     Part<S> next[AHEAD<R>];
 #pragma unroll
     for (unsigned i = 0; i < AHEAD<R>; i++) next[i] = ask();
-    wait_for_those_before();
+    wait_for_predecessors();
     for (unsigned r = 0; r < R; r++) {
         if (r < rows) {
             stage<T, BITS>(inner, padded, x + (size_t)r * inner, norm, staged(r), squares[r]);

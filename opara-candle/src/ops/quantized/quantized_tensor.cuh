@@ -167,9 +167,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         if (residual && column < columns && first_row < rows) of_residual = widen(residual[(size_t)first_row * columns + column]);
     };
 
-    let_the_next_begin();
+    trigger_dependents();
     for (unsigned at = 0; at < steps; at++) ask();
-    wait_for_those_before();
+    wait_for_predecessors();
     unsigned base = blockIdx.x * of_block;
     ask_bias(base + in_first);
     stage<T, GROUP>(rows, inner, padded, x, norm, staged);

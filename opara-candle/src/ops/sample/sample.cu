@@ -200,8 +200,8 @@ __device__ inline void sample(unsigned rows, unsigned vocab, unsigned own_positi
     __shared__ Room room;
     __shared__ alignas(16) float in_block[4];
     const unsigned row = blockIdx.x, thread = blockIdx.z * blockDim.x + threadIdx.x, threads = SHARES * blockDim.x;
-    let_the_next_begin();
-    wait_for_those_before();
+    trigger_dependents();
+    wait_for_predecessors();
     if (row >= rows) return;
     logits += (size_t)row * vocab;
     if (seen) seen += (size_t)row * vocab;

@@ -2,12 +2,12 @@
 
 use super::attention_in_f32::Converted;
 use super::views::behind;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Element, Function};
 
 /// Rejoins products, scale, mask and softmax where there is a kernel for heads of that size.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let product = facts.node(at);
     let (Function::Matmul, [p, v]) = (facts.recorded(at)?, &product.operands[..]) else { return None };
     let [heads, queries, keys] = p.dims[..] else { return None };
@@ -62,7 +62,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let operands = [q.clone(), k, v.clone()].into_iter().chain(added.or(hidden).cloned()).collect();
     let saved = launches - product.launches;
     let compute = Compute::Attention { scale, in_f32: false };
-    fits.then(|| Better { node: Node { compute, operands, launches, ..product.clone() }, saved })
+    fits.then(|| Replacement { node: Node { compute, operands, launches, ..product.clone() }, saved })
 }
 
 /// Whether there is a kernel for heads of this size.

@@ -1,12 +1,12 @@
 //! Attention that a model of 16 bits computes in f32.
 
 use super::views::behind;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Element, Function};
 
 /// Lets attention read its operands as they were before they were converted to f32, and write what its result is converted to.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let (Function::Copy, [result]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
     let of = facts.only(result)?;
@@ -20,7 +20,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let saved = attention.launches + casts.into_iter().map(|cast| facts.node(cast).launches).sum::<usize>();
     let operands = operands.into_iter().chain(mask.iter().cloned()).collect();
     let compute = Compute::Attention { scale, in_f32: true };
-    Some(Better { node: Node { compute, operands, launches: node.launches + saved, ..node.clone() }, saved })
+    Some(Replacement { node: Node { compute, operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
 /// Operands of attention in f32 that were converted from the 16-bit type which its result is converted to.

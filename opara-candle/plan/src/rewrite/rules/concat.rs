@@ -1,7 +1,7 @@
 //! ReLU behind a concatenation, and sums before it, such as what a cell of NASNet ends with.
 
 use super::facts::Activated;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand};
 
 /// Parts that one launch takes.
@@ -19,7 +19,7 @@ pub(super) fn ends_in_relu(facts: &Facts, at: usize) -> bool {
 }
 
 /// Lets `max(x, 0)` of a concatenation that nothing else reads be part of it.
-pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn relu(facts: &Facts, at: usize) -> Option<Replacement> {
     let Activated { name, of, launches } = facts.activation(at)?;
     let concat = facts.node(of);
     let Compute::Concat { rows, widths } = &concat.compute else { return None };
@@ -27,11 +27,11 @@ pub(super) fn relu(facts: &Facts, at: usize) -> Option<Better> {
     let are_sums = vec![false; widths.len()];
     let compute = Compute::ConcatRelu { rows: *rows, widths: widths.clone(), are_sums };
     let node = Node { compute, launches: launches + concat.launches, ..concat.clone() };
-    fits.then_some(Better { node, saved: launches })
+    fits.then_some(Replacement { node, saved: launches })
 }
 
 /// Lets sums that nothing else reads be part of such a concatenation.
-pub(super) fn sums(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn sums(facts: &Facts, at: usize) -> Option<Replacement> {
     let concat = facts.node(at);
     let Compute::ConcatRelu { rows, widths, are_sums } = &concat.compute else { return None };
     if are_sums.contains(&true) {
@@ -53,5 +53,5 @@ pub(super) fn sums(facts: &Facts, at: usize) -> Option<Better> {
     let has_sum = are_sums.contains(&true);
     let compute = Compute::ConcatRelu { rows: *rows, widths: widths.clone(), are_sums };
     let node = Node { compute, operands: operands.collect(), launches: concat.launches + saved, ..concat.clone() };
-    has_sum.then_some(Better { node, saved })
+    has_sum.then_some(Replacement { node, saved })
 }

@@ -3,12 +3,12 @@
 use hashbrown::HashSet;
 
 use super::views::through;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Lets attention read heads where they were before they were copied, and a mask where it repeats over a batch.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
     let heads = [q, k, v];
@@ -36,7 +36,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let is_alone = |copy: &usize| facts.users[*copy].iter().all(|user| *user == at || copies.contains(user));
     let saved = copies.iter().filter(|copy| is_alone(copy)).map(|&copy| facts.node(copy).launches).sum();
     let operands = read.into_iter().map(|(operand, _)| operand).chain(mask.iter().cloned()).collect();
-    Some(Better { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
+    Some(Replacement { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
 /// Where heads are, as they are read or before they were copied.

@@ -1,24 +1,24 @@
-//! What follows a convolution and can be part of it.
+//! Epilogues of convolutions: bias, norm, residual and activation.
 
 use super::concat::ends_in_relu;
 use super::facts::Activated;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Convolution, Node, Operand, Step};
 use crate::trace::{Dim, Function};
 
 /// Sums with one number a channel.
-pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn bias(facts: &Facts, at: usize) -> Option<Replacement> {
     absorbed(facts, at, |step, before| step == Step::Add && before.iter().all(|step| *step == Step::Add))
 }
 
 /// All that has one number a channel.
-pub(super) fn norm(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn norm(facts: &Facts, at: usize) -> Option<Replacement> {
     absorbed(facts, at, |_, _| true)
 }
 
 /// A sum with something else of the same shape, as at the end of a residual block. Sums that `concat-sums`
 /// takes stay for it: the concatenation reads both summands in the launch that it needs anyway.
-pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn residual(facts: &Facts, at: usize) -> Option<Replacement> {
     let [a, b] = facts.binary(at, "add")?;
     if ends_in_relu(facts, at) {
         return None;
@@ -26,7 +26,7 @@ pub(super) fn residual(facts: &Facts, at: usize) -> Option<Better> {
     with_residual(facts, at, [a, b]).or_else(|| with_residual(facts, at, [b, a]))
 }
 
-fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<Better> {
+fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<Replacement> {
     let node = facts.node(at);
     let (before, of) = bare(facts, facts.only(y)?)?;
     // Each group of one channel has a kernel of its own, which adds nothing.
@@ -37,17 +37,17 @@ fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<
     let compute = Compute::FusedConvolution(Convolution { residual: true, ..of.clone() });
     let operands = before.operands.iter().cloned().chain([other.clone()]).collect();
     let launches = node.launches + before.launches;
-    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
+    Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
 /// What follows all that: `max(x, 0)`, and `x * sigmoid(x)` where each channel is convolved by itself.
-pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn activation(facts: &Facts, at: usize) -> Option<Replacement> {
     let Activated { name, of, launches } = facts.activation(at)?;
     let (before, of) = bare(facts, of)?;
     let is_known = name == "relu" || (name == "silu" && is_depthwise(before, of));
     let compute = Compute::FusedConvolution(Convolution { activation: Some(name), ..of.clone() });
     let (saved, launches) = (launches, launches + before.launches);
-    is_known.then(|| Better { node: Node { compute, launches, ..before.clone() }, saved })
+    is_known.then(|| Replacement { node: Node { compute, launches, ..before.clone() }, saved })
 }
 
 /// The convolution that a node is, if no activation follows it yet.
@@ -68,7 +68,7 @@ pub(super) fn is_depthwise(node: &Node, of: &Convolution) -> bool {
 
 /// A convolution that takes over a binary function of its result and of a constant with one number a channel, if `takes` the step
 /// behind those before it.
-fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> Option<Better> {
+fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> Option<Replacement> {
     let node = facts.node(at);
     let Function::Binary(name) = facts.recorded(at)? else { return None };
     let (step, [a, b]) = (Step::of(name)?, &node.operands[..]) else { return None };
@@ -89,7 +89,7 @@ fn absorbed(facts: &Facts, at: usize, takes: impl Fn(Step, &[Step]) -> bool) -> 
     let steps = of.steps.iter().copied().chain([step]).collect();
     let compute = Compute::FusedConvolution(Convolution { steps, ..of.clone() });
     let operands = before.operands.iter().cloned().chain([vector]).collect();
-    Some(Better {
+    Some(Replacement {
         node: Node { compute, operands, launches: node.launches + before.launches, ..node.clone() },
         saved: 1,
     })

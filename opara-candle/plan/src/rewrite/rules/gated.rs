@@ -1,18 +1,18 @@
 //! Gated units of feed-forward networks: what an activation of one product lets through of another.
 
 use super::product::{Product, ACTIVATIONS};
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand};
 use crate::trace::Function;
 
 /// Lets the two products of a gated unit be one with both weights.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let [a, b] = facts.binary(at, "mul")?;
     unit(facts, at, [a, b]).or_else(|| unit(facts, at, [b, a]))
 }
 
 /// The unit that a product of an activation and of what it lets through is.
-fn unit(facts: &Facts, at: usize, [gate, up]: [&Operand; 2]) -> Option<Better> {
+fn unit(facts: &Facts, at: usize, [gate, up]: [&Operand; 2]) -> Option<Replacement> {
     let node = facts.node(at);
     let of_gate = facts.only(gate)?;
     let (Function::Unary(activation), [gated]) = (facts.recorded(of_gate)?, &facts.node(of_gate).operands[..]) else {
@@ -33,5 +33,8 @@ fn unit(facts: &Facts, at: usize, [gate, up]: [&Operand; 2]) -> Option<Better> {
     let weights = [(gate.weight, gate.bias), (up.weight, up.bias)];
     let operands = std::iter::once(gate.x).chain(weights.into_iter().flat_map(|(w, b)| std::iter::once(w).chain(b)));
     // Of many rows, what follows the product is a launch of its own.
-    fits.then(|| Better { node: Node { compute, operands: operands.collect(), launches, ..node.clone() }, saved: 1 })
+    fits.then(|| Replacement {
+        node: Node { compute, operands: operands.collect(), launches, ..node.clone() },
+        saved: 1,
+    })
 }

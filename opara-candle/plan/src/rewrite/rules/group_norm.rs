@@ -1,17 +1,17 @@
 //! Group norms, and the SiLU that follows them in diffusion models.
 
 use super::normalised::Normalised;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::Dim;
 
 /// Lets a group norm be one operator, and the activation behind it part of that.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     norm(facts, at).or_else(|| silu(facts, at))
 }
 
 /// Normalised groups, times one number a channel, plus another one.
-fn norm(facts: &Facts, at: usize) -> Option<Better> {
+fn norm(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let [a, b] = facts.binary(at, "add")?;
     let orders = |[a, b]: [&'_ Operand; 2]| [(a.clone(), b.clone()), (b.clone(), a.clone())];
@@ -35,19 +35,20 @@ fn norm(facts: &Facts, at: usize) -> Option<Better> {
             let operands = std::iter::once(Operand { dims, ..norm.x }).chain(vectors).collect();
             let compute = Compute::GroupNorm { groups, epsilon: norm.epsilon, silu: false };
             let node = Node { compute, operands, launches: node.launches + saved, ..node.clone() };
-            fits.then_some(Better { node, saved })
+            fits.then_some(Replacement { node, saved })
         })
     })
 }
 
 /// `x * sigmoid(x)` behind a group norm.
-fn silu(facts: &Facts, at: usize) -> Option<Better> {
+fn silu(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let before = facts.node(facts.only(facts.unary(at, "silu")?)?);
     let Compute::GroupNorm { groups, epsilon, silu: false } = before.compute else { return None };
     let compute = Compute::GroupNorm { groups, epsilon, silu: true };
     let launches = node.launches + before.launches;
-    (before.element == node.element).then(|| Better { node: Node { compute, launches, ..before.clone() }, saved: 1 })
+    (before.element == node.element)
+        .then(|| Replacement { node: Node { compute, launches, ..before.clone() }, saved: 1 })
 }
 
 /// The sizes of a tensor that is scaled by one number a channel.

@@ -1,14 +1,14 @@
 //! Grouped convolutions, which candle runs as one convolution a group.
 
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Value};
 use crate::trace::{Dim, Function, Window};
 
 /// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = joined(facts, at)?;
     let saved = node.launches - 1;
-    Some(Better { node, saved })
+    Some(Replacement { node, saved })
 }
 
 /// The one convolution that this concatenation is.

@@ -3,12 +3,12 @@
 use hashbrown::HashSet;
 
 use super::views::through;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Lets attention read keys and values that were repeated for each head where they came from.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
     let (keys, values) = (Shared::of(facts, at, k)?, Shared::of(facts, at, v)?);
@@ -26,7 +26,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let copies: HashSet<usize> = keys.copies.into_iter().chain(values.copies).collect();
     let saved = copies.into_iter().map(|copy| facts.node(copy).launches).sum();
     let operands = [q, k, v].into_iter().chain(mask.iter().cloned()).collect();
-    Some(Better { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
+    Some(Replacement { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
 /// Heads as those of each of so many items.

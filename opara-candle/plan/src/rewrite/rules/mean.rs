@@ -1,11 +1,11 @@
 //! Means of rows, and of planes one dimension after the other.
 
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::{is_contiguous, Dim, Function};
 
 /// Lets a sum of rows and its factor be one launch, and a mean of such means that make up planes.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let outer = Mean::of(facts, at)?;
     // The next mean takes this one in.
     let next = |at: usize| match facts.users[at][..] {
@@ -23,7 +23,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let saved = mean.parts.iter().map(|&part| facts.node(part).launches).sum();
     let compute = Compute::RowMean { columns: mean.columns, factor: mean.factor };
     let (operands, launches) = (vec![mean.x], node.launches + saved);
-    fits.then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
+    fits.then(|| Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 
 /// Sums of rows, times a factor.

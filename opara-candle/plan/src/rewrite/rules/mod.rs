@@ -1,10 +1,10 @@
-//! The rules: each puts another operator in the place of some nodes of a graph.
+//! The rules. Each replaces a pattern of nodes by one operator.
 //!
-//! A rule is a line of [`RULES`] and a file here.
+//! A rule is a line of [`RULES`] and a file here. Formulas: `w` and `b` are constants, `c` is a constant with one number a channel,
+//! `[x | y]` is a concatenation, and `x @ w` a product of matrices. `docs/concepts/rewriting.md` has them with their conditions.
 
 mod attention;
 mod attention_in_f32;
-mod better;
 mod concat;
 mod convolution;
 mod copied_heads;
@@ -22,6 +22,7 @@ mod product;
 mod product_concat;
 mod product_in_f32;
 mod products_of_one;
+mod replacement;
 mod residual_norm;
 mod row_norm;
 mod softmax;
@@ -31,8 +32,8 @@ mod views;
 
 use hashbrown::HashSet;
 
-pub use self::better::Better;
 pub use self::facts::Facts;
+pub use self::replacement::Replacement;
 use super::graph::Graph;
 
 /// A rule.
@@ -40,111 +41,112 @@ use super::graph::Graph;
 pub struct Rule {
     /// Its name in reports.
     pub name: &'static str,
-    /// What takes the place of a node, if it fits there.
-    pub at: fn(&Facts, usize) -> Option<Better>,
+    /// The replacement of a node, if the rule matches there.
+    pub at: fn(&Facts, usize) -> Option<Replacement>,
 }
 
-/// A place where a rule fitted.
+/// A match of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fit {
+pub struct Match {
     /// The rule's name.
     pub rule: &'static str,
     /// The node.
     pub at: usize,
-    /// Launches that became part of it.
+    /// Launches that the replacement removed.
     pub saved: usize,
 }
 
-/// What came of a rule.
+/// The matches of a rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// How often it fitted.
+    /// Number of matches.
     pub times: usize,
-    /// Launches that became part of others.
+    /// Launches that the replacements removed.
     pub saved: usize,
 }
 
-/// All rules, in the order in which they are applied: one may build on what those before it gave.
+/// All rules, in the order in which they are applied: a rule may match the result of an earlier one.
 pub const RULES: &[Rule] = &[
-    // One convolution for each group, and their concatenation: one convolution.
+    // [conv(x1, w1) | .. | conv(xn, wn)] -> conv(x, w, groups = n)
     Rule { name: "grouped-convolution", at: grouped_convolution::at },
-    // A convolution by the library and algorithm that are the fastest, with sums in f32.
+    // conv(x, w) -> the fastest library and algorithm, channels last, sums in f32
     Rule { name: "convolution", at: convolution::at },
-    // Zeros around what is convolved: padding of the convolution.
+    // conv(pad(x, 0), w) -> conv(x, w, padding)
     Rule { name: "convolution-padding", at: padding::at },
-    // What is around an image that is pooled, and is never a maximum or is zeros of a mean: padding of the pool.
+    // max_pool(pad(x, -inf)) -> max_pool(x, padding); mean_pool(pad(x, 0)) -> mean_pool(x, padding)
     Rule { name: "pool-padding", at: pool::at },
-    // A transposed convolution, and what is added to each of its channels: an ordinary one.
+    // conv_transpose(x, w, stride s) + c -> interleave(conv(x, w')), w' with s * s times the channels
     Rule { name: "transposed-convolution", at: transposed_convolution::at },
-    // Nearest upsampling: the same in any layout.
+    // upsample_nearest(x) -> the same, in the layout of its neighbours
     Rule { name: "upsampling", at: upsampling::at },
-    // What is added to each channel of a convolution: part of it.
+    // conv(x, w) + c -> conv(x, w, c)
     Rule { name: "convolution-bias", at: epilogue::bias },
-    // What scales and shifts each channel of a convolution: part of its weight.
+    // (conv(x, w) - c1) / c2 * c3 + c4 -> conv(x, w', c')
     Rule { name: "convolution-norm", at: epilogue::norm },
-    // What is added to each element of a convolution: part of it, unless `concat-sums` takes the sum.
+    // conv(x, w) + y -> conv(x, w, residual = y), unless `concat-sums` takes the sum
     Rule { name: "convolution-residual", at: epilogue::residual },
-    // An activation behind a convolution: part of it.
+    // relu(conv(x, w)), and silu(conv(x, w)) where it is depthwise -> an epilogue
     Rule { name: "convolution-activation", at: epilogue::activation },
-    // `max(x, 0)` before a convolution of each channel by itself, unless it is part of the operator before: part of the convolution.
+    // conv(relu(x), w), depthwise -> relu while the convolution reads
     Rule { name: "convolution-of-relu", at: convolution::of_relu },
-    // A convolution of images of one pixel: a product.
+    // conv(x, w) + c, images and kernel of one pixel -> x @ w^T + c
     Rule { name: "pixel-product", at: convolution::of_pixels },
-    // Softmax of five launches: one.
+    // e / rowsum(e), e = exp(x - rowmax(x)) -> softmax(x)
     Rule { name: "softmax", at: softmax::at },
-    // Two products with a softmax between: one launch that writes no scores.
+    // softmax(s * q @ k^T + m) @ v -> one launch that stores no scores
     Rule { name: "attention", at: attention::at },
-    // Attention in f32 between conversions from 16 bits and back: one launch without them.
+    // cast16(attention(f32(q), f32(k), f32(v))) -> attention(q, k, v)
     Rule { name: "attention-in-f32", at: attention_in_f32::at },
-    // Keys and values that are repeated for each head of queries: those before.
+    // attention(q, repeat(k, n), repeat(v, n)) -> attention(q, k, v)
     Rule { name: "grouped-heads", at: grouped_heads::at },
-    // Heads that were copied out of the order of tokens, and masks that repeat over a batch: read where they are.
+    // attention(copy(q), copy(k), copy(v), m) -> attention(q, k, v, m), read by strides
     Rule { name: "copied-heads", at: copied_heads::at },
-    // What is added to each column of a product with a weight: part of it.
+    // x @ w + b -> one product
     Rule { name: "product-bias", at: product::bias },
-    // Products of one operand whose columns lie beside each other: one of all.
+    // [x @ w1 | .. | x @ wn] -> x @ [w1 | .. | wn]
     Rule { name: "product-concat", at: product_concat::at },
-    // Two products of one operand, an activation of one times the other: one of both.
+    // f(x @ w1) * (x @ w2) -> one product with [w1 | w2]
     Rule { name: "gated-unit", at: gated::at },
-    // An activation behind a product with a weight: part of it.
+    // f(x @ w + b) -> an epilogue of the product
     Rule { name: "product-activation", at: product::activation },
-    // Products of one operand whose columns are heads: views of one product.
+    // x @ w1, .., x @ wn, read as heads -> views of x @ [w1 | .. | wn]
     Rule { name: "products-of-one", at: products_of_one::at },
-    // A product of f32 with a weight, by the library and algorithm that are the fastest.
+    // x @ w in f32 -> the fastest library and algorithm
     Rule { name: "product-in-f32", at: product_in_f32::at },
-    // A norm of rows of nine launches: one.
+    // (x - mean(x)) / sqrt(var(x) + e) * w + b -> layer_norm(x); x / sqrt(mean(x * x) + e) * w -> rms_norm(x)
     Rule { name: "row-norm", at: row_norm::at },
-    // A group norm of ten, and the activation behind it: one.
+    // the same over groups of channels, and silu of it -> group_norm(x)
     Rule { name: "group-norm", at: group_norm::at },
-    // Sums of rows and a factor, or the same along one dimension and then the other: one launch.
+    // f * rowsum(x), g * colsum(f * rowsum(x)) -> one launch
     Rule { name: "row-mean", at: mean::at },
-    // A norm of a sum, and the sum: one launch.
+    // norm(x + y) -> one launch, with x + y as a second result of an RMS norm
     Rule { name: "residual-norm", at: residual_norm::at },
-    // `max(x, 0)` of a concatenation, and sums that are concatenated so: one launch.
+    // relu([x1 | .. | xn]) -> one launch
     Rule { name: "concat-relu", at: concat::relu },
+    // relu([x1 + y1 | ..]) -> one launch
     Rule { name: "concat-sums", at: concat::sums },
 ];
 
-/// Applies the rules that are not `without`, wherever they fit but at those nodes where they are `refused`.
-pub fn apply(graph: &mut Graph, without: &[&str], refused: &HashSet<(&str, usize)>) -> Vec<Fit> {
+/// Applies the rules that are not in `without`, at every match that is not in `refused`.
+pub fn apply(graph: &mut Graph, without: &[&str], refused: &HashSet<(&str, usize)>) -> Vec<Match> {
     let mut fits = Vec::new();
     for rule in RULES.iter().filter(|rule| !without.contains(&rule.name)) {
         let facts = Facts::of(graph);
         for at in 0..facts.graph.nodes.len() {
             let is_asked = facts.live[at] && !refused.contains(&(rule.name, at));
-            let Some(Better { node, saved }) = is_asked.then(|| (rule.at)(&facts, at)).flatten() else { continue };
-            fits.push(Fit { rule: rule.name, at, saved });
+            let Some(Replacement { node, saved }) = is_asked.then(|| (rule.at)(&facts, at)).flatten() else { continue };
+            fits.push(Match { rule: rule.name, at, saved });
             facts.graph.nodes[at] = node;
         }
     }
     fits
 }
 
-/// For each rule that fitted, how often.
-pub fn counted(fits: &[Fit]) -> Vec<(&'static str, Applied)> {
+/// The matches of each rule that has any.
+pub fn counted(fits: &[Match]) -> Vec<(&'static str, Applied)> {
     let of = |rule: &Rule| {
         let fits = fits.iter().filter(|fit| fit.rule == rule.name);
-        let add = |Applied { times, saved }, fit: &Fit| Applied { times: times + 1, saved: saved + fit.saved };
+        let add = |Applied { times, saved }, fit: &Match| Applied { times: times + 1, saved: saved + fit.saved };
         (rule.name, fits.fold(Applied::default(), add))
     };
     RULES.iter().map(of).filter(|(_, applied)| applied.times > 0).collect()

@@ -7,11 +7,11 @@ use crate::trace::{Element, Function};
 
 /// A norm before its weight and bias.
 pub(super) struct Normalised {
-    /// What is normalised.
+    /// The operand.
     pub x: Operand,
     /// Elements of a row.
     pub columns: u64,
-    /// What is added to the mean square.
+    /// Epsilon, added to the mean square.
     pub epsilon: f32,
     /// Whether the mean stays.
     pub is_rms: bool,

@@ -1,11 +1,11 @@
 //! Copies of a number around an image, which candle copies together with it before it convolves or pools them.
 
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand};
 use crate::trace::Dim;
 
 /// Lets the zeros that a convolution's operand was put between be the convolution's padding.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let Compute::FusedConvolution(of) = &node.compute else { return None };
     let (x, others) = node.operands.split_first()?;
@@ -18,7 +18,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let operands = std::iter::once(image.inner).chain(others.iter().cloned()).collect();
     let compute = Compute::FusedConvolution(of);
     let (saved, launches) = (image.saved, node.launches + image.saved);
-    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
+    Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 
 /// Images, `(images, channels, h, w)`, that were put between copies of a number. Pairs are rows and columns.

@@ -1,16 +1,15 @@
-//! What is around an image that is pooled, which candle copies together with it before.
+//! Padding before a pool, which candle copies together with the image.
 
 use super::padding::{unpadded, Unpadded};
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node};
 use crate::trace::{Function, Window};
 
-/// Lets numbers around an image that no element is smaller than be the padding of a pool of maxima, and zeros that of one of means,
-/// whose windows all have the same number of elements.
+/// Folds padding of minus infinity into a max pool, and padding of zeros into a mean pool, which counts every element of a window.
 ///
 /// Minus infinity or the smallest finite number is never a maximum beside an element of the image: a window has one, since the
 /// padding is narrower than it. With the smallest finite number only images of minus infinity would tell.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let (window, is_max) = match *facts.recorded(at)? {
         Function::MaxPool(window) => (window, true),
@@ -31,5 +30,5 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     }
     let compute = Compute::Pool { window: Window { padding: before, ..window }, end: after, is_max };
     let (operands, launches) = (vec![inner], node.launches + saved);
-    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
+    Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }

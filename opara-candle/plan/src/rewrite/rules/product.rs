@@ -1,7 +1,7 @@
 //! Products with a weight, and what follows them.
 
 use super::facts::Activated;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 use crate::trace::{Dim, Function};
 
@@ -45,7 +45,7 @@ impl Product {
 }
 
 /// Lets a sum with one number a column be part of a product with a weight.
-pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn bias(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let [y, bias] = facts.binary(at, "add")?;
     let of = facts.only(y)?;
@@ -59,18 +59,18 @@ pub(super) fn bias(facts: &Facts, at: usize) -> Option<Better> {
     let compute = Compute::Linear { activation: None };
     let launches = product.launches + node.launches;
     let operands = vec![product.x, product.weight, bias];
-    Some(Better { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
+    Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
 /// Lets an activation be part of a product.
-pub(super) fn activation(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn activation(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let Activated { name, of, launches: saved } = facts.activation(at)?;
     let Product { x, weight, bias, launches } = Product::of(facts, of)?;
     let fits = ACTIVATIONS.contains(&name.as_str());
     let compute = Compute::Linear { activation: Some(name) };
     let (operands, launches) = ([x, weight].into_iter().chain(bias).collect(), launches + saved);
-    fits.then(|| Better { node: Node { compute, operands, launches, ..node.clone() }, saved })
+    fits.then(|| Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved })
 }
 
 /// The lengths of three dimensions.

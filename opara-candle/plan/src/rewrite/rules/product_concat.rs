@@ -1,11 +1,11 @@
 //! Products of one operand that lie beside each other, such as those for queries, keys and values.
 
 use super::product::Product;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand};
 
 /// Lets a concatenation of the columns of several products be one product with all their weights.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let concat = facts.node(at);
     let Compute::Concat { rows, widths } = &concat.compute else { return None };
     let product = |operand: &Operand| Product::of(facts, facts.only(operand)?);
@@ -22,5 +22,5 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let x = first.x.clone();
     let weights = products.into_iter().flat_map(|product| std::iter::once(product.weight).chain(product.bias));
     let operands = std::iter::once(x).chain(weights).collect();
-    Some(Better { node: Node { compute, operands, launches, ..concat.clone() }, saved: launches - 1 })
+    Some(Replacement { node: Node { compute, operands, launches, ..concat.clone() }, saved: launches - 1 })
 }

@@ -1,13 +1,13 @@
 //! Products of one operand whose columns are heads, such as queries, keys and values of models that compute them apart.
 
 use super::product::Product;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Lets the first of several products of one operand be a product with all their weights, of which each is a view. Whatever reads them
 /// has to take rows that do not follow one another: attention, or a copy into another order.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let is_taken = |of| is_taken(facts, of);
     let (first, heads) = (Product::of(facts, at)?, Heads::of(facts, at)?);
     let node = facts.node(at);
@@ -30,7 +30,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let operands = std::iter::once(x).chain(weights).collect();
     let Heads { tokens, size } = heads;
     let compute = Compute::ProductsOfOne { others, have_bias, tokens, size };
-    Some(Better { node: Node { compute, operands, ..node.clone() }, saved })
+    Some(Replacement { node: Node { compute, operands, ..node.clone() }, saved })
 }
 
 /// Whether a product comes with another one.

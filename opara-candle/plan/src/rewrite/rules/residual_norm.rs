@@ -1,27 +1,27 @@
 //! Norms of a sum: what a Transformer's layer does behind attention, and behind its feed-forward network.
 
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::Function;
 
 /// Lets a norm of a sum be one launch with it. A sum that others read, too, comes beside its norm, if that is an RMS norm.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     norm_of_sum(facts, at).or_else(|| sum_beside_norm(facts, at))
 }
 
 /// A norm of a sum that nothing else reads.
-fn norm_of_sum(facts: &Facts, at: usize) -> Option<Better> {
+fn norm_of_sum(facts: &Facts, at: usize) -> Option<Replacement> {
     let Norm { operand, vectors, columns, epsilon, is_rms } = Norm::of(facts, at)?;
     let [x, residual] = sum(facts, facts.only(operand)?)?;
     let node = facts.node(at);
     let operands = [x.clone(), residual.clone()].into_iter().chain(vectors.iter().cloned()).collect();
     let compute = Compute::NormOfSum { columns, epsilon, is_rms };
     let node = Node { compute, operands, launches: node.launches + 1, ..node.clone() };
-    Some(Better { node, saved: 1 })
+    Some(Replacement { node, saved: 1 })
 }
 
 /// A sum of which there is one RMS norm.
-fn sum_beside_norm(facts: &Facts, at: usize) -> Option<Better> {
+fn sum_beside_norm(facts: &Facts, at: usize) -> Option<Replacement> {
     let [x, residual] = sum(facts, at)?;
     let is_norm = |of: usize| of < facts.users.len() && Norm::of(facts, of).is_some_and(|norm| norm.is_rms);
     let mut norms = facts.users[at].iter().copied().filter(|&of| is_norm(of));
@@ -35,7 +35,7 @@ fn sum_beside_norm(facts: &Facts, at: usize) -> Option<Better> {
     let node = facts.node(at);
     let operands = vec![x.clone(), residual.clone(), weight.clone()];
     let compute = Compute::SumBesideNorm { norm: of, columns, epsilon };
-    Some(Better { node: Node { compute, operands, ..node.clone() }, saved: 1 })
+    Some(Replacement { node: Node { compute, operands, ..node.clone() }, saved: 1 })
 }
 
 /// A norm of rows.

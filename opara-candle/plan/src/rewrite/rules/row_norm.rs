@@ -1,15 +1,15 @@
 //! Layer norms and RMS norms that are written as sums, squares and quotients.
 
 use super::normalised::Normalised;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
 
 /// Lets a norm of rows be one launch: with a weight and a bias, or with a weight that no bias follows.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     with_bias(facts, at).or_else(|| with_weight(facts, at))
 }
 
-fn with_bias(facts: &Facts, at: usize) -> Option<Better> {
+fn with_bias(facts: &Facts, at: usize) -> Option<Replacement> {
     let [a, b] = facts.binary(at, "add")?;
     [(a, b), (b, a)].into_iter().find_map(|(scaled, bias)| {
         let product = facts.only(scaled)?;
@@ -20,7 +20,7 @@ fn with_bias(facts: &Facts, at: usize) -> Option<Better> {
     })
 }
 
-fn with_weight(facts: &Facts, at: usize) -> Option<Better> {
+fn with_weight(facts: &Facts, at: usize) -> Option<Replacement> {
     let (norm, weight) = weighted(facts, at)?;
     // Its bias makes it part of that.
     let has_bias = |&user: &usize| {
@@ -48,11 +48,11 @@ fn is_of_columns(facts: &Facts, vector: &Operand, norm: &Normalised, at: usize) 
     strides.is_some_and(|strides| strides[0] == 0 && strides[1] > 0)
 }
 
-fn better(facts: &Facts, at: usize, norm: Normalised, products: Vec<usize>, vectors: Vec<Operand>) -> Better {
+fn better(facts: &Facts, at: usize, norm: Normalised, products: Vec<usize>, vectors: Vec<Operand>) -> Replacement {
     let node = facts.node(at);
     let Normalised { x, columns, epsilon, is_rms, parts } = norm;
     let saved = parts.into_iter().chain(products).map(|part| facts.node(part).launches).sum();
     let operands = std::iter::once(x).chain(vectors).collect();
     let compute = Compute::RowNorm { columns, epsilon, is_rms };
-    Better { node: Node { compute, operands, launches: node.launches + saved, ..node.clone() }, saved }
+    Replacement { node: Node { compute, operands, launches: node.launches + saved, ..node.clone() }, saved }
 }

@@ -1,11 +1,11 @@
 //! Softmax written as maximum, difference, exponential, sum and quotient.
 
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Rejoins the five.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     let [e, sum] = facts.binary(at, "div")?;
     let (quotient, of_e, Value::Node(of_sum)) = (facts.node(at), facts.whole(e)?, sum.value) else { return None };
     let (Function::RowSum(columns), [summed]) = (facts.recorded(of_sum)?, &facts.node(of_sum).operands[..]) else {
@@ -31,7 +31,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
     let saved = parts.iter().map(|&part| facts.node(part).launches).sum();
     let (compute, launches) = (Compute::Recorded(Function::Softmax(*columns)), quotient.launches + saved);
     let node = || Node { compute, operands: vec![x.clone()], launches, ..quotient.clone() };
-    fits.then(|| Better { node: node(), saved })
+    fits.then(|| Replacement { node: node(), saved })
 }
 
 /// Whether a view repeats one element for each row.

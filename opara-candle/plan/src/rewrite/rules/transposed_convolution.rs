@@ -1,18 +1,18 @@
 //! Transposed convolutions, for which candle's kernels compute each element of the result by itself.
 
 use super::epilogue::of_channels;
-use super::{Better, Facts};
+use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::Function;
 
 /// Lets a transposed convolution be an ordinary one, and what is added to each channel of it part of that.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Better> {
+pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     ordinary(facts, at).or_else(|| with_bias(facts, at))
 }
 
 /// Elements of the result that are a stride apart are a convolution of `x` with those of the weight that are a stride apart. All
 /// these convolutions together are one, with more channels.
-fn ordinary(facts: &Facts, at: usize) -> Option<Better> {
+fn ordinary(facts: &Facts, at: usize) -> Option<Replacement> {
     let node = facts.node(at);
     let Function::TransposedConvolution { window, output_padding } = *facts.recorded(at)? else { return None };
     let [x, weight] = &node.operands[..] else { return None };
@@ -26,7 +26,7 @@ fn ordinary(facts: &Facts, at: usize) -> Option<Better> {
     let is_weight = facts.is_constant(weight) && facts.have_type_of(node, [x, weight]) && node.element.is_float();
     let fits = is_dense && is_padded && is_sound && is_weight && window.dilation == [1; 2];
     let compute = Compute::TransposedConvolution { window, output_padding };
-    fits.then(|| Better { node: Node { compute, ..node.clone() }, saved: 0 })
+    fits.then(|| Replacement { node: Node { compute, ..node.clone() }, saved: 0 })
 }
 
 /// Whether it is one of several of one operand whose results lie beside each other: one a group. There may be one for each channel,
@@ -43,7 +43,7 @@ fn is_of_a_group(facts: &Facts, at: usize) -> bool {
 }
 
 /// A sum of a transposed convolution and a constant with one number a channel.
-fn with_bias(facts: &Facts, at: usize) -> Option<Better> {
+fn with_bias(facts: &Facts, at: usize) -> Option<Replacement> {
     let [a, b] = facts.binary(at, "add")?;
     let node = facts.node(at);
     let sum = |[y, other]: [&Operand; 2]| {
@@ -54,7 +54,7 @@ fn with_bias(facts: &Facts, at: usize) -> Option<Better> {
         let operands = before.operands.iter().cloned().chain([vector]).collect();
         let launches = before.launches + node.launches;
         let node = Node { compute: before.compute.clone(), operands, launches, ..node.clone() };
-        (fits && facts.is_constant(other)).then_some(Better { node, saved: 1 })
+        (fits && facts.is_constant(other)).then_some(Replacement { node, saved: 1 })
     };
     sum([a, b]).or_else(|| sum([b, a]))
 }

@@ -1,8 +1,8 @@
 //! Graphs and rules on traces made by hand.
 
+mod downstream;
 mod heads;
 mod images;
-mod inside;
 mod layers;
 mod norms;
 mod outcome;

@@ -1,4 +1,4 @@
-//! What came of rewriting, on disk and back.
+//! Decisions of rewriting, on disk and back.
 
 use hashbrown::{HashMap, HashSet};
 

@@ -169,8 +169,8 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-/// The results of a function, in order, the last one on this thread and the others on one each. They are no pool's: all threads of that
-/// may wait for who compiles here.
+/// The results of a function, in order, the last one on this thread and the others on a thread each. The threads are its own, since all of
+/// rayon's may wait for this compilation.
 fn side_by_side<T: Copy + Send, R: Send>(of: &[T], f: impl Fn(T) -> Vec<R> + Sync) -> Vec<R> {
     let Some((&last, others)) = of.split_last() else { return Vec::new() };
     let f = &f;

@@ -1,4 +1,4 @@
-//! Where errors are told apart inside of a run.
+//! Intermediate values at which a run is judged.
 
 use super::*;
 
@@ -34,19 +34,19 @@ fn graph(nodes: Vec<Node>) -> Graph {
 }
 
 /// How what is behind the last values of many is computed, for each node that is changed by itself.
-fn each_changed(graph: &Graph) -> Vec<Option<Behind>> {
+fn each_changed(graph: &Graph) -> Vec<Option<Downstream>> {
     let nodes = last_of_many(graph, MANY);
     let behind_of = |at: usize| {
         let mut changed = graph.clone();
         changed.nodes[at].precision = ProductPrecision::Highest;
-        behind(&nodes, graph, &changed)
+        downstream(&nodes, graph, &changed)
     };
-    assert_eq!(behind(&nodes, graph, graph), RECORDED);
+    assert_eq!(downstream(&nodes, graph, graph), RECORDED);
     (0..graph.nodes.len()).map(behind_of).collect()
 }
 
-const RECORDED: Option<Behind> = Some(Behind::AsRecorded);
-const CHANGED: Option<Behind> = Some(Behind::Changed);
+const RECORDED: Option<Downstream> = Some(Downstream::AsRecorded);
+const CHANGED: Option<Downstream> = Some(Downstream::Changed);
 
 const X: Value = Value::Input(0);
 const N: fn(usize) -> Value = Value::Node;
@@ -106,7 +106,7 @@ fn what_comes_beside_another_node_is_changed() {
     for compute in [products, Compute::SumBesideNorm { norm: 1, columns: 1, epsilon: 0. }] {
         let mut changed = original.clone();
         changed.nodes[0].compute = compute;
-        assert_eq!(behind(&nodes, &original, &changed), None);
+        assert_eq!(downstream(&nodes, &original, &changed), None);
     }
 }
 
@@ -115,7 +115,7 @@ fn a_value_that_is_no_longer_computed_tells_nothing() {
     let original = graph(vec![unary(X), sum(N(0))]);
     let mut changed = original.clone();
     changed.nodes[1].operands[0].value = X;
-    assert_eq!(behind(&last_of_many(&original, MANY), &original, &changed), None);
+    assert_eq!(downstream(&last_of_many(&original, MANY), &original, &changed), None);
 }
 
 #[test]
@@ -129,5 +129,5 @@ fn few_numbers_of_the_input_itself_are_not_told_by_others() {
     let original = graph(vec![unary(X), sum(N(0)), sum(N(0)), added(N(1), N(2))]);
     let mut changed = original.clone();
     changed.nodes[1].operands[0].value = X;
-    assert_eq!(behind(&last_of_many(&original, MANY), &original, &changed), None);
+    assert_eq!(downstream(&last_of_many(&original, MANY), &original, &changed), None);
 }

@@ -1,36 +1,35 @@
-//! Where errors are told apart inside of a run that gives few numbers.
+//! Intermediate values at which a run with small outputs is judged, and what a changed graph computes downstream of them.
 
 use hashbrown::HashSet;
 
 use super::graph::{Graph, Value};
 
-/// The nodes of at least so many floats that are read by something that leads to no such node: whatever comes behind them gives few
-/// numbers. Nodes that depend on constants alone do not count.
+/// The last node on each path that has at least `least` float elements. Nodes that depend on constants alone do not count.
 pub fn last_of_many(graph: &Graph, least: u64) -> Vec<usize> {
     let (live, constant) = (graph.live(), graph.constant());
     let has_many =
         |at: usize| live[at] && !constant[at] && graph.nodes[at].element.is_float() && graph.nodes[at].len >= least;
     let many: Vec<usize> = (0..graph.nodes.len()).filter(|&at| has_many(at)).collect();
     let leads = graph.needed_for(many.iter().copied().map(Value::Node));
-    // The user behind all nodes is an output.
+    // A user beyond the last node is an output.
     let is_last = |user: &usize| leads.get(*user).is_none_or(|leads| !leads);
     let users = graph.users();
     many.into_iter().filter(|&at| users[at].iter().any(is_last)).collect()
 }
 
-/// How a changed graph computes what comes behind some nodes.
+/// How a changed graph computes the nodes downstream of some nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Behind {
-    /// As the original does, of these nodes and of unchanged ones: candle's own operators give the results, of operands as accurate as
-    /// these nodes.
+pub enum Downstream {
+    /// As the original does, from these nodes and from unchanged ones: candle's operators compute the results, from operands as accurate
+    /// as these nodes.
     AsRecorded,
-    /// In another way, of these nodes and of constants alone.
+    /// With other operators, from these nodes and constants alone.
     Changed,
 }
 
-/// How a changed graph computes what comes behind these nodes. `None` if it does not compute the nodes, or if what is behind them reads
-/// more than these say: other values that are changed, or any others if it is computed in another way itself.
-pub fn behind(nodes: &[usize], original: &Graph, changed: &Graph) -> Option<Behind> {
+/// How a changed graph computes the nodes downstream of `nodes`. `None` if it does not compute `nodes`, or if downstream nodes read other
+/// changed values, or are changed and read any other value but constants.
+pub fn downstream(nodes: &[usize], original: &Graph, changed: &Graph) -> Option<Downstream> {
     let (live, before) = (changed.live(), changed.needed_for(nodes.iter().copied().map(Value::Node)));
     if original.outputs != changed.outputs || !nodes.iter().all(|&at| live[at]) {
         return None;
@@ -67,8 +66,8 @@ pub fn behind(nodes: &[usize], original: &Graph, changed: &Graph) -> Option<Behi
     let is_changed = nodes_behind.clone().any(|at| !is_as_recorded(at));
     let is_beside = nodes_behind.clone().any(|at| beside.contains(&at));
     match is_changed {
-        false if read_behind.iter().copied().all(is_known) => Some(Behind::AsRecorded),
-        true if read_behind.iter().copied().all(is_behind_or_told) && !is_beside => Some(Behind::Changed),
+        false if read_behind.iter().copied().all(is_known) => Some(Downstream::AsRecorded),
+        true if read_behind.iter().copied().all(is_behind_or_told) && !is_beside => Some(Downstream::Changed),
         _ => None,
     }
 }
