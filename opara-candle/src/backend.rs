@@ -86,13 +86,13 @@ pub(crate) struct RewrittenProgram {
     pub room: u64,
     /// Launches that stay candle's, and the reasons.
     pub notes: Vec<String>,
-    /// What a later build need not find out; `None` if it has to.
+    /// Decisions for later builds; `None` if these have to decide again.
     pub outcome: Option<Outcome>,
     /// Is it all as an earlier build decided?
     pub is_kept: bool,
     /// Examples with the outputs that replays are compared with.
     pub examples: Vec<Example>,
-    /// What its parts took.
+    /// The time of each part.
     pub times: StageTimes,
     pub program: Box<dyn Program>,
     /// The pass as it was recorded, if some of it is replaced.

@@ -14,12 +14,12 @@ use crate::options::Options;
 use crate::trace::Trace;
 
 /// The cache's record of a pass, and the decisions in it.
-pub(super) struct Kept {
+pub(super) struct CachedDecisions {
     record: Option<Record>,
     pub found: Option<Outcome>,
 }
 
-impl Kept {
+impl CachedDecisions {
     /// The cached decisions of this pass, unless the builder decides again.
     pub fn of(recorded: &Trace, rewriting: &Rewriting, build: &Build) -> Self {
         let record = rewriting
@@ -31,21 +31,21 @@ impl Kept {
     }
 
     /// The decisions to store: `new`, or the cached ones with other times.
-    pub fn or_new(self, new: Option<Outcome>) -> Option<Unstored> {
+    pub fn or_new(self, new: Option<Outcome>) -> Option<UnstoredDecisions> {
         let is_new = new.is_some();
-        Some(Unstored { record: self.record?, outcome: new.or(self.found)?, is_new })
+        Some(UnstoredDecisions { record: self.record?, outcome: new.or(self.found)?, is_new })
     }
 }
 
 /// Decisions before they are stored.
-pub(super) struct Unstored {
+pub(super) struct UnstoredDecisions {
     record: Record,
     outcome: Outcome,
     /// Do they differ from the cached ones?
     is_new: bool,
 }
 
-impl Unstored {
+impl UnstoredDecisions {
     /// Stores them with the times of the rewritten and the recorded pass, if decisions or times are new.
     pub fn store(self, times: Option<[f64; 2]>) {
         if self.is_new || times.is_some() {

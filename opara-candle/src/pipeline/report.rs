@@ -57,7 +57,7 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
     })
 }
 
-/// What other numerics would replace.
+/// The rules that other numerics would apply.
 fn matches(recorded: &Trace) -> Vec<Match> {
     let found = matched(recorded).into_iter();
     found.map(|(rule, Applied { times, saved })| Match { rule, times, saved }).collect()

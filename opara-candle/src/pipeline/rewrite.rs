@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::build::Build;
-use super::outcome::{why_not_rewritten, Kept, Unstored};
+use super::outcome::{why_not_rewritten, CachedDecisions, UnstoredDecisions};
 use crate::backend::{Example, Program, Recorded, Recording, Rewriting, RewrittenProgram};
 use crate::cuda::CompilerAhead;
 use crate::report::Rewrite;
@@ -23,8 +23,8 @@ pub(super) struct Rewritten {
     pub rewrites: Vec<Rewrite>,
     /// Missed speed-ups, and their reasons.
     pub notes: Vec<String>,
-    /// What is to be kept on disk, if anything.
-    pub outcome: Option<Unstored>,
+    /// Decisions for the disk cache, if there are any.
+    pub outcome: Option<UnstoredDecisions>,
     /// The pass without rewriting, if something is rewritten and it is open whether that is faster.
     pub exact: Option<Exact>,
 }
@@ -51,7 +51,7 @@ pub(super) fn rewrite(recording: Recording, rewriting: Option<Rewriting>, build:
     let Some(rewriting) = rewriting.filter(|_| build.device.is_cuda()) else {
         return Ok(Rewritten::unchanged(recorded, program, examples, notes));
     };
-    let on_disk = Kept::of(&recorded, &rewriting, build);
+    let on_disk = CachedDecisions::of(&recorded, &rewriting, build);
     let known_us = on_disk.found.as_ref().and_then(|found| found.times).filter(|_| build.options.benchmark_challengers);
     let mut kept = on_disk.found.clone();
     if let (Some(kept), Some(note)) = (&mut kept, known_us.and_then(why_not_rewritten)) {

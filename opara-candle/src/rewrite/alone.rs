@@ -15,7 +15,7 @@ use super::set::{in_one_row, joined, nearby, runs_for, Set, ENOUGH};
 /// As many numbers tell errors apart of nodes whose rows each share an error.
 const ENOUGH_OF_ROWS: usize = 4 * ENOUGH;
 
-/// How often something happened to a rule, and the first reason.
+/// For each rule a count, and the first reason.
 #[derive(Default)]
 struct Reasons(BTreeMap<&'static str, (usize, String)>);
 

@@ -8,7 +8,7 @@ use super::evaluation::Evaluation;
 pub(crate) use super::evaluation::{Arithmetic, Numbers};
 use super::operators::compute;
 
-/// What a graph's outputs are for these inputs, of any shape: elements count in order.
+/// A graph's outputs for these inputs. Inputs may have any shape: elements count in order.
 ///
 /// # Errors
 /// A graph that cannot be computed so, or an operator that failed.
@@ -39,7 +39,7 @@ pub(crate) fn evaluate(
     graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
 }
 
-/// What a graph's outputs are if the values of some nodes are these, for these inputs.
+/// A graph's outputs for these inputs, given the values of some nodes.
 ///
 /// # Errors
 /// As for [`evaluate`].

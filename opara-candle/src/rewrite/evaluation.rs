@@ -37,7 +37,7 @@ impl Arithmetic {
 pub(crate) enum Numbers {
     /// Whatever comes out.
     All,
-    /// What is finite; zeros stand for all else.
+    /// Finite ones; all others count as zeros.
     Finite,
 }
 
@@ -266,7 +266,7 @@ fn common(operands: &[Operand]) -> Option<Vec<usize>> {
     Some(shape)
 }
 
-/// What a concatenation's operands are along which dimension, if they have one.
+/// The dimension along which a concatenation joins its operands, if there is one.
 pub(super) fn concat(parts: &[Tensor], rows: u64, widths: &[u64]) -> Option<usize> {
     let first = parts.first()?;
     let width = |part: &Tensor, dim: usize| part.dims()[dim..].iter().product::<usize>() as u64;

@@ -1,4 +1,4 @@
-//! What a node of a graph computes, by operators on tensors.
+//! Computes the nodes of a graph by operators on tensors.
 
 use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
@@ -52,7 +52,7 @@ fn concatenated(of: &mut Evaluation, node: &Node, rows: u64, widths: &[u64]) -> 
     }
 }
 
-/// So many times a run of each part.
+/// A concatenation along an inner dimension: blocks, each with elements of every part.
 fn in_rows(parts: &[Tensor], rows: u64, widths: &[u64]) -> Result<Tensor> {
     let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows as usize, width as usize]));
     Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)

@@ -296,7 +296,7 @@ fn altered(floats: &Tensor) -> Result<Tensor> {
     other.reshape(floats.shape())?.to_dtype(floats.dtype())
 }
 
-/// What an item's graph reads of these inputs.
+/// The parts of these inputs that one item's graph reads.
 fn inputs_of(item: &Item, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().zip(&item.graph.inputs).map(|(all, input)| beginning(all, input.len as usize)).collect()
 }
@@ -310,7 +310,7 @@ pub(super) fn in_one_row<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Resul
     }
 }
 
-/// What a tensor begins with; the tensor itself if that is all of it.
+/// The first elements of a tensor; the tensor itself if those are all.
 pub(super) fn beginning(all: &Tensor, len: usize) -> Result<Tensor> {
     if all.elem_count() == len {
         return Ok(all.clone());
@@ -318,9 +318,9 @@ pub(super) fn beginning(all: &Tensor, len: usize) -> Result<Tensor> {
     all.flatten_all()?.narrow(0, 0, len)
 }
 
-/// So many numbers between -1 and 1, others for each `number`.
+/// `len` numbers between -1 and 1; each `number` gives others.
 pub(super) fn waves(len: usize, number: usize, device: &Device) -> Result<Tensor> {
-    // As many as no dimension is a multiple of.
+    // A prime, which divides no usual dimension.
     const PERIOD: usize = 4093;
     let wave = (Tensor::arange(0f32, PERIOD as f32, device)? * (1. + number as f64))?.sin()?;
     wave.repeat(len.div_ceil(PERIOD))?.narrow(0, 0, len)

@@ -22,7 +22,7 @@ pub(super) struct Append<'a> {
 }
 
 impl<'a> Append<'a> {
-    /// What a node appends, if that is what it does.
+    /// The operand that a node appends, if it appends one.
     pub fn of(node: &'a Node, graph: &Graph) -> Option<Self> {
         let Compute::Concat { rows, widths } = &node.compute else { return None };
         let of_input = |operand: &Operand| match operand.value {

@@ -1,17 +1,17 @@
-//! What a run of ops computes, as a graph of values: each is made once, of earlier ones.
+//! The computation of a run of ops, as a graph of values. Each value is computed once, from earlier ones.
 
 use serde::{Deserialize, Serialize};
 
 use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Window};
 
-/// What a run of ops computes.
+/// The computation of a run of ops.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Graph {
-    /// What it reads that was there before.
+    /// Tensors from before the run.
     pub inputs: Vec<Input>,
-    /// What it computes, each of inputs and of nodes before it.
+    /// Values that it computes, each from inputs and earlier nodes.
     pub nodes: Vec<Node>,
-    /// What is read afterwards.
+    /// Values that are read after the run.
     pub outputs: Vec<Output>,
 }
 
@@ -31,7 +31,7 @@ pub struct Input {
 /// A buffer that the run fills.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Output {
-    /// What is in it at the end.
+    /// Its value at the end.
     pub value: Value,
     /// The buffer.
     pub buffer: BufferId,
@@ -302,7 +302,7 @@ pub struct Convolution {
     pub window: Window,
     /// Rows of zeros below, and columns to the right.
     pub end: [u64; 2],
-    /// What is done to each channel of the result, by a vector of one element a channel.
+    /// Operations on each channel of the result, each with a vector of one element a channel.
     pub steps: Vec<Step>,
     /// Whether something of the result's shape is added then.
     pub residual: bool,
@@ -317,7 +317,7 @@ impl Convolution {
     }
 }
 
-/// What is done to each channel.
+/// An operation on each channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
     /// Its number is added.

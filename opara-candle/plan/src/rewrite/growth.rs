@@ -11,18 +11,18 @@ use super::append::Append;
 use super::graph::{strides_over, Compute, Graph, Input, Node, Operand, Value};
 use crate::trace::Element;
 
-/// What adds a token to a text of any length.
+/// The step that adds a token to a text of any length.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Growth {
-    /// What is computed. Its inputs are the `sources`.
+    /// The graph. Its inputs are the `sources`.
     pub graph: Graph,
-    /// Where each input comes from.
+    /// The source of each input.
     pub sources: Vec<Source>,
     /// Keys and values of each attention, in the order of [`Source::Cache`].
     pub caches: Vec<Cache>,
 }
 
-/// Where an input of [`Growth::graph`] comes from.
+/// The source of an input of [`Growth::graph`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
     /// An input of the recorded graph: a weight, or an argument.
@@ -42,7 +42,7 @@ pub enum Source {
     },
 }
 
-/// What one attention has of earlier tokens.
+/// Keys and values of earlier tokens, of one attention.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cache {
     /// The keys that the recorded pass read.
@@ -69,7 +69,7 @@ pub struct Recorded {
 }
 
 impl Growth {
-    /// What passes behind texts of these lengths have in common. The graphs are rewritten by the same rules.
+    /// The common step of passes behind texts of these lengths. The same rules rewrite the graphs.
     ///
     /// # Errors
     /// A difference that does not come from the length alone in a way that is known.
@@ -137,7 +137,7 @@ impl Growth {
     }
 }
 
-/// What adds the new token to earlier ones in both graphs.
+/// The node that appends the new token to earlier ones, in both graphs.
 struct Appended {
     /// The input of earlier tokens.
     input: usize,
@@ -191,7 +191,7 @@ impl Pairs<'_> {
         Ok(appended)
     }
 
-    /// What a node appends to, if that is what it does in both graphs.
+    /// The cache that a node appends to, if it appends in both graphs.
     fn append(&self, node: &Node, other: &Node) -> Option<Appended> {
         let [of, longer] = [Append::of(node, self.graph)?, Append::of(other, self.longer)?];
         let window = match [of.window(self.lengths[0])?, longer.window(self.lengths[1])?] {

@@ -3,7 +3,7 @@
 use super::graph::{Compute, Graph, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
-/// What a graph computes of one of several items.
+/// The part of a graph that computes one of several items.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Item {
     /// The graph. Its inputs, nodes and outputs are as before, but many have the elements of the first item alone, which come first.

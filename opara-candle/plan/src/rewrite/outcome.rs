@@ -13,7 +13,7 @@ use crate::trace::OpId;
 pub struct Outcome {
     /// A hash of a sample of the weights that it was found out with.
     pub weights: String,
-    /// What came of each run of the pass that rules fit, in their order.
+    /// The decision for each run that rules match, in the order of the pass.
     pub runs: Vec<Decision>,
     /// Why the pass stays as it was recorded although runs of it were changed.
     pub refused: Option<String>,
@@ -21,14 +21,14 @@ pub struct Outcome {
     pub times: Option<[f64; 2]>,
 }
 
-/// What came of a run.
+/// The decision for a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Decision {
     /// Its ops.
     pub ops: Range<OpId>,
     /// The rules that stand; `None` if the run stays as it was recorded.
     pub standing: Option<Standing>,
-    /// What stays out, and why.
+    /// Rules that are left out, and why.
     pub notes: Vec<String>,
 }
 
@@ -41,7 +41,7 @@ pub struct Standing {
     refused: Vec<(String, usize)>,
     /// Nodes whose products are not computed in the fastest way.
     precise: Vec<(usize, ProductPrecision)>,
-    /// Where rules fitted: name, node, launches saved.
+    /// The matches: rule, node, launches removed.
     fits: Vec<(String, usize, usize)>,
 }
 

@@ -12,9 +12,9 @@ use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, OpI
 pub struct Region {
     /// The ops.
     pub ops: Range<OpId>,
-    /// Those of them that stay as they are, since later ops read what they bring: uploads and zeros.
+    /// Ops of the run that are not replaced, since later ops read their results: uploads and zeros.
     pub kept: Vec<OpId>,
-    /// What the others compute.
+    /// The graph of the other ops.
     pub graph: Graph,
     /// Nodes whose values fill a buffer when the run ends, and the buffers.
     pub held: Vec<(usize, BufferId)>,
@@ -48,7 +48,7 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
     regions
 }
 
-/// What all ops of a pass compute.
+/// The graph of all ops of a pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Whole {
     /// The computation. Memory of the module counts as constant, a cache of earlier tokens, too.
@@ -57,7 +57,7 @@ pub struct Whole {
     pub overwritten: Vec<usize>,
 }
 
-/// What all ops of a trace compute, if the meaning of each is known.
+/// The graph of all ops of a trace, if each has a meaning.
 ///
 /// # Errors
 /// The first op that is not understood; or the number of ops, if what they leave behind is not.
@@ -92,7 +92,7 @@ fn elements(trace: &Trace) -> HashMap<BufferId, Element> {
     elements
 }
 
-/// What is known of a buffer that the run has written.
+/// The known contents of a buffer that the run has written.
 enum State {
     /// All of it is a value.
     Whole(Value),
@@ -239,8 +239,8 @@ impl<'a> Run<'a> {
         self.trace.buffers[buffer].role == Role::External
     }
 
-    /// What memory of the module is with a part of it overwritten: what lies before the part in each of its rows, the part, and what lies
-    /// behind.
+    /// The value of the module's memory after a part of it is overwritten: in each row the elements before the part, the part, and the
+    /// elements after it.
     fn push_overwritten(&mut self, buffer: BufferId, part: Part) -> Option<Value> {
         let bytes = self.trace.buffers[buffer].bytes;
         let element = part.element;
@@ -268,13 +268,13 @@ impl<'a> Run<'a> {
         Value::Node(self.graph.nodes.len() - 1)
     }
 
-    /// What a view of a buffer is at this point.
+    /// The value of a view of a buffer at this point.
     fn operand(&mut self, view: &View) -> Option<Operand> {
         let value = self.value(view.buffer, view.element)?;
         Some(Operand { value, first: view.first, dims: view.dims.clone() })
     }
 
-    /// What a buffer holds at this point, if it is elements of this type.
+    /// The value in a buffer at this point, if it has elements of this type.
     fn value(&mut self, buffer: BufferId, element: Element) -> Option<Value> {
         let bytes = self.trace.buffers[buffer].bytes;
         let value = match self.states.get(&buffer) {

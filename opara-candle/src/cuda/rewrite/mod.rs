@@ -60,7 +60,7 @@ struct Rewriter {
     times: StageTimes,
     /// A hash of a sample of the weights, if outcomes are kept.
     weights: Option<String>,
-    /// What came of each run so far.
+    /// The decisions for each run so far.
     runs: Vec<Decision>,
     /// Do candle's launches keep the device busy for long?
     is_long: bool,
@@ -238,7 +238,7 @@ impl Rewriter {
         }
     }
 
-    /// What may take the place of a run, if anything may.
+    /// The replacement of a run, if there is one.
     ///
     /// # Errors
     /// A lost device.
@@ -284,7 +284,7 @@ impl Rewriter {
         self.runs.push(decided);
     }
 
-    /// What stands of a run, and its launches: as an earlier build decided, or decided anew.
+    /// The rewritten run and its launches, as an earlier build decided or by a new decision.
     fn choice(
         &mut self,
         program: &CudaProgram,
@@ -325,7 +325,7 @@ impl Rewriter {
     }
 }
 
-/// What a report says of a rule.
+/// A rule's line in a report.
 fn told(
     (rule, Applied { times, saved }): (&'static str, Applied),
     Compared { candle, other, .. }: Compared,

@@ -1,4 +1,4 @@
-//! What is in buffers while a recorded pass runs.
+//! Contents of buffers while a recorded pass runs.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{timing, Error, Result};
 /// Buffers of a pass of which the values are asked for, and the type of their elements.
 pub(super) type Wanted = Vec<(BufferId, DType)>;
 
-/// What a pass in recorded order gave for one example.
+/// Results of a pass in recorded order for one example.
 pub(super) struct Values {
     pub outputs: Vec<Tensor>,
     /// The wanted buffers, each as one row.

@@ -1,4 +1,4 @@
-//! What "no less accurate" means, and whether it holds: of results in place of candle's, by double precision.
+//! Judges whether a result is no less accurate than candle's, by double precision.
 
 mod errors;
 mod on_device;
@@ -10,17 +10,17 @@ use candle::{DType, Result, Tensor};
 
 pub(crate) use self::errors::Errors;
 
-/// Errors of candle's result and of another one.
+/// Errors of candle's result and of the changed one.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Compared {
     pub candle: Errors,
     pub other: Errors,
-    /// Of the type.
+    /// The type's unit roundoff.
     unit: f64,
 }
 
 impl Compared {
-    /// The one of the two whose result is farther from double precision, whatever their types.
+    /// The one whose result is farther from double precision, whatever the types.
     pub fn or_worse(self, other: Self) -> Self {
         if other.unit * other.other.rms >= self.unit * self.other.rms {
             other

@@ -78,7 +78,7 @@ fn has_kernel_of_one(size: u64) -> bool {
     size <= 256 && size.is_multiple_of(8)
 }
 
-/// What is multiplied by a factor.
+/// An operand that is multiplied by a factor.
 struct Unscaled {
     operand: Operand,
     factor: f32,
@@ -86,7 +86,7 @@ struct Unscaled {
     at: usize,
 }
 
-/// What an operand is a multiple of, if nothing else reads that multiple.
+/// The operand without its factor, if nothing else reads the product.
 fn unscaled(facts: &Facts, operand: &Operand) -> Option<Unscaled> {
     let (Value::Node(at), 0) = (operand.value, operand.first) else { return None };
     let (Function::Affine(factor, 0.), [from]) = (facts.recorded(at)?, &facts.node(at).operands[..]) else {

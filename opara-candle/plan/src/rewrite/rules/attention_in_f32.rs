@@ -32,7 +32,7 @@ pub(super) struct Converted {
 }
 
 impl Converted {
-    /// Those of the attention that a node is, or that it is the second product of.
+    /// The operands of an attention node, or of the attention whose second product the node is.
     pub fn of(facts: &Facts, at: usize, operands: [&Operand; 3]) -> Option<Self> {
         let [reader] = facts.users[at][..] else { return None };
         // An output is no node.

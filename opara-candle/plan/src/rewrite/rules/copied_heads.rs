@@ -39,7 +39,7 @@ pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
     Some(Replacement { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
 }
 
-/// Where heads are, as they are read or before they were copied.
+/// The memory of heads: as attention reads it, or before a copy.
 struct Place {
     value: Value,
     first: u64,
@@ -51,7 +51,7 @@ struct Place {
     copies: Vec<usize>,
 }
 
-/// Where an operand of attention is, and was before.
+/// The memory of an operand of attention, and of the tensors that it was copied from.
 fn places(facts: &Facts, heads: &Operand) -> Vec<Place> {
     let wide = 16 / facts.graph.element(heads.value).bytes();
     let dims = heads.dims.iter().map(|&dim| vec![dim]).collect();

@@ -40,7 +40,7 @@ fn with_residual(facts: &Facts, at: usize, [y, other]: [&Operand; 2]) -> Option<
     Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved: 1 })
 }
 
-/// What follows all that: `max(x, 0)`, and `x * sigmoid(x)` where each channel is convolved by itself.
+/// The activation, last of all: `max(x, 0)`, and `x * sigmoid(x)` of a depthwise convolution.
 pub(super) fn activation(facts: &Facts, at: usize) -> Option<Replacement> {
     let Activated { name, of, launches } = facts.activation(at)?;
     let (before, of) = bare(facts, of)?;

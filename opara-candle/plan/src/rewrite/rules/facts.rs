@@ -1,4 +1,4 @@
-//! What rules ask of a graph.
+//! Queries of rules about a graph.
 
 use crate::rewrite::graph::{Compute, Graph, Node, Operand, Value};
 use crate::trace::{Element, Function};
@@ -104,7 +104,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// What a node is an activation of, if that has the same type: a recorded function, or `x * sigmoid(x)`.
+    /// The activation that a node is, and its operand, if both have one type: a recorded function, or `x * sigmoid(x)`.
     pub(super) fn activation(&self, at: usize) -> Option<Activated> {
         let launches = self.node(at).launches;
         let found = match (self.recorded(at)?, &self.node(at).operands[..]) {

@@ -51,7 +51,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// Those that an operand of attention repeats.
+    /// The heads that an operand of attention repeats.
     fn of(facts: &Facts, at: usize, heads: &Operand) -> Option<Self> {
         let mut reader = Some(at);
         let (mut value, mut first) = (heads.value, heads.first);
@@ -71,7 +71,7 @@ impl Shared {
     }
 }
 
-/// What a copy, or a concatenation of one operand with itself, is a view of; and the view's dimensions over its elements.
+/// The source of a copy, or of a concatenation of one operand with itself; and the dimensions of that view over the source's elements.
 fn repeated<'a>(facts: &'a Facts, copy: usize) -> Option<(&'a Operand, Vec<Dim>)> {
     let node = facts.node(copy);
     let (first, others) = node.operands.split_first()?;

@@ -89,7 +89,7 @@ fn mean(facts: &Facts, at: usize) -> Option<(usize, usize, u64)> {
     is_mean.then_some((at, sum, columns))
 }
 
-/// What a distance from the mean of rows is of, and the nodes that it is made of.
+/// The operand `x` of `x - mean(x)`, and the nodes of that expression.
 fn centred<'a>(facts: &'a Facts, distance: &Operand, columns: u64) -> Option<(&'a Operand, [usize; 3])> {
     let at = facts.whole(distance)?;
     let [x, of_mean] = facts.binary(at, "sub")?;

@@ -32,7 +32,7 @@ pub(super) struct Unpadded {
     pub saved: usize,
 }
 
-/// What images were before numbers like these were put around them.
+/// The images without their padding of numbers like these.
 pub(super) fn unpadded(facts: &Facts, x: &Operand, is_padding: impl Fn(f64) -> bool) -> Option<Unpadded> {
     let mut image = Unpadded { inner: x.clone(), before: [0; 2], after: [0; 2], saved: 0 };
     // The nodes in between go if nothing else reads them.
@@ -52,7 +52,7 @@ struct Step {
     inner: Operand,
     /// The node that they are with the numbers.
     concat: usize,
-    /// Where the numbers are: 0 above and below, 1 to the left and to the right.
+    /// Side of the padding: 0 above and below, 1 left and right.
     axis: usize,
     /// Rows or columns of them.
     before: u64,

@@ -3,7 +3,7 @@
 use crate::rewrite::graph::Operand;
 use crate::trace::Dim;
 
-/// What an operand is of `from`, if its value is `from` element by element.
+/// The operand as a view of `from`, if its value equals `from` element by element.
 pub(super) fn behind(operand: &Operand, from: &Operand) -> Option<Operand> {
     let dims: Vec<Vec<Dim>> = operand.dims.iter().map(|&dim| vec![dim]).collect();
     // One dimension for each.
@@ -16,7 +16,7 @@ pub(super) fn behind(operand: &Operand, from: &Operand) -> Option<Operand> {
     (operand.first == 0).then(|| Operand { dims, ..from.clone() })
 }
 
-/// What dimensions over the elements of a view are over those that it is a view of.
+/// Composes dimensions over a view with the view: dimensions over the tensor behind it.
 pub(super) fn through(dims: &[Vec<Dim>], view: &[Dim]) -> Option<Vec<Vec<Dim>>> {
     let step = |axis: usize| view[axis + 1..].iter().map(|dim| dim.len).product::<u64>();
     // How far the dimensions go along each of the view's.
