@@ -73,7 +73,7 @@ struct Query {
 };
 
 // What the query heads of `group` see, into y. `bias` gives what is added to the score of a place; it is asked for before the kernel
-// waits for those before it, as the places are. `begin` gives the query after that, and is told whether place `at` is this block's;
+// waits for its predecessors, as the places are. `begin` gives the query after that, and is told whether place `at` is this block's;
 // IS_NEW says that there is such a place.
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
 __device__ inline void attend(const Share<LANES, HEADS> &my, const CachePositions<T> &of, unsigned at, unsigned group, unsigned dim,

@@ -1,6 +1,6 @@
 // What cached_attention.cuh has, for types of 16 bits and query heads that share keys, on tensor cores: a warp takes 16 places at a time
 // for all of these heads, so that each key and value is read once. Memory's speed limits it. A warp's next keys and values are on their
-// way into shared memory, the first of them before the kernel waits for those before it; how much it asks for ahead is what shared memory
+// way into shared memory, the first of them before the kernel waits for its predecessors; how much it asks for ahead is what shared memory
 // has room for.
 //
 // Scores and sums are transposed, since an instruction has 16 rows and 8 columns: places by heads, and elements by heads. Which warp of

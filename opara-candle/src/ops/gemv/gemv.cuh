@@ -1,7 +1,7 @@
 // Products of a weight's rows with up to eight rows of x in f32, and with one row in 16 bits, which a decoder makes for each token:
 // memory's speed is all that limits them. A warp takes four rows of the weight, or with others of its block a part of each, and then the next ones as long as there
 // are any. What it multiplies next is on its way into shared memory, where each lane reads only what it has asked for itself; the
-// first of that is asked for before the kernel waits for those before it.
+// first of that is asked for before the kernel waits for its predecessors.
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it. The norm's factor
 // is the same for a whole row of x, so that it is multiplied with at the end.

@@ -1,7 +1,7 @@
 // Products of a weight's rows with 2 to 16 rows of x on tensor cores, for types of 16 bits: gemv.cuh has those with one row. Memory's
 // speed limits them. A warp takes 16 rows of the weight, or with others of its block a part of each, and then the next ones as long as
 // there are any. What it multiplies next is on its way into shared memory, asked for row by row, since neighbours in memory come faster;
-// the first of that is asked for before the kernel waits for those before it. How much a warp asks for ahead is what shared memory has room
+// the first of that is asked for before the kernel waits for its predecessors. How much a warp asks for ahead is what shared memory has room
 // for beside x.
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it.

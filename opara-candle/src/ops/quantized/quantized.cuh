@@ -3,7 +3,7 @@
 //
 // The rows of x become codes of 8 bits, with a scale for each group of 32 (as llama.cpp's Q8_1), so that a product of groups is a sum
 // of integers. A warp takes four rows of the weight, or with others of its block a part of each. What it multiplies next is on its way
-// into registers; the first of that is asked for before the kernel waits for those before it.
+// into registers; the first of that is asked for before the kernel waits for its predecessors.
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it.
 #pragma once
