@@ -42,8 +42,10 @@ struct Cupti {
     next_record: unsafe extern "C" fn(*mut u8, usize, *mut *mut u8) -> Status,
 }
 
-/// Activity kinds: memcpy, memset, kernels that may run concurrently.
-const KINDS: [u32; 3] = [1, 2, CONCURRENT_KERNEL];
+/// The kinds of activity that are recorded: copies, memsets, and kernels that may run concurrently.
+const KINDS: [u32; 3] = [MEMCPY, MEMSET, CONCURRENT_KERNEL];
+const MEMCPY: u32 = 1;
+const MEMSET: u32 = 2;
 const CONCURRENT_KERNEL: u32 = 10;
 
 /// The oldest version with the record layout that is read here (CUDA 11.1).
@@ -118,31 +120,117 @@ extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid
     drop(words);
 }
 
-/// Reads the record of a graph node.
+/// The beginning of a record of a kernel: `CUpti_ActivityKernel6` of cupti_activity.h, which later versions continue.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+struct Kernel {
+    kind: u32,
+    cache_config: u8,
+    shared_memory_config: u8,
+    registers_per_thread: u16,
+    partitioned_global_cache_requested: u32,
+    partitioned_global_cache_executed: u32,
+    start: u64,
+    end: u64,
+    completed: u64,
+    device: u32,
+    context: u32,
+    stream: u32,
+    grid: [i32; 3],
+    block: [i32; 3],
+    static_shared_memory: i32,
+    dynamic_shared_memory: i32,
+    local_memory_per_thread: u32,
+    local_memory_total: u32,
+    correlation: u32,
+    grid_id: i64,
+    name: *const c_char,
+    reserved: *mut c_void,
+    queued: u64,
+    submitted: u64,
+    launch_type: u8,
+    is_carveout_requested: u8,
+    carveout_requested: u8,
+    padding: u8,
+    shared_memory_executed: u32,
+    graph_node: u64,
+    shared_memory_limit_config: u32,
+    graph: u32,
+}
+
+/// The beginning of a record of a copy: `CUpti_ActivityMemcpy5`.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+struct Memcpy {
+    kind: u32,
+    copy_kind: u8,
+    source_kind: u8,
+    target_kind: u8,
+    flags: u8,
+    bytes: u64,
+    start: u64,
+    end: u64,
+    device: u32,
+    context: u32,
+    stream: u32,
+    correlation: u32,
+    runtime_correlation: u32,
+    padding: u32,
+    reserved: *mut c_void,
+    graph_node: u64,
+    graph: u32,
+}
+
+/// The beginning of a record of a memset: `CUpti_ActivityMemset3`.
+#[repr(C, packed(8))]
+#[derive(Clone, Copy)]
+struct Memset {
+    kind: u32,
+    value: u32,
+    bytes: u64,
+    start: u64,
+    end: u64,
+    device: u32,
+    context: u32,
+    stream: u32,
+    correlation: u32,
+    flags: u16,
+    memory_kind: u16,
+    padding: u32,
+    reserved: *mut c_void,
+    graph_node: u64,
+    graph: u32,
+}
+
+/// Reads the record of a graph node; `None` for work outside of graphs, and for records of other kinds.
 ///
 /// # Safety
-/// `record` must point at a record of one of [`KINDS`].
+/// `record` must point at a record of CUPTI.
 unsafe fn read(record: *const u8) -> Option<Activity> {
-    // SAFETY: in every version since the oldest supported one, records of all kinds begin with the kind and have their
-    // times at these offsets. Kernel records have name, node and graph at these offsets, memcpy and memset records node
-    // and graph (cupti_activity.h: ActivityKernel6, ActivityMemcpy5, ActivityMemset3 and later). The name is a string
-    // that CUPTI keeps alive.
-    unsafe {
-        let word = |offset: usize| record.add(offset).cast::<u64>().read_unaligned();
-        let kind = record.cast::<u32>().read_unaligned();
-        let kernel = kind == CONCURRENT_KERNEL;
-        let node = word(if kernel { 144 } else { 64 });
-        let graph = record.add(if kernel { 156 } else { 72 }).cast::<u32>().read_unaligned();
-        let name = word(104) as *const c_char;
-        let name = (kernel && !name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned());
-        (KINDS.contains(&kind) && node != 0).then(|| Activity {
-            graph,
-            node,
-            kernel: name,
-            start: word(16),
-            end: word(24),
-        })
-    }
+    // SAFETY: records of all kinds begin with the kind.
+    let kind = unsafe { record.cast::<u32>().read_unaligned() };
+    let (node, graph, start, end, kernel) = match kind {
+        CONCURRENT_KERNEL => {
+            // SAFETY: in every version since the oldest supported one, records of this kind begin so.
+            let Kernel { graph_node, graph, start, end, name, .. } =
+                unsafe { record.cast::<Kernel>().read_unaligned() };
+            // SAFETY: the name is null, or a string that CUPTI keeps alive.
+            let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+            (graph_node, graph, start, end, name)
+        }
+        MEMCPY => {
+            // SAFETY: as for kernels.
+            let Memcpy { graph_node, graph, start, end, .. } = unsafe { record.cast::<Memcpy>().read_unaligned() };
+            (graph_node, graph, start, end, None)
+        }
+        MEMSET => {
+            // SAFETY: as for kernels.
+            let Memset { graph_node, graph, start, end, .. } = unsafe { record.cast::<Memset>().read_unaligned() };
+            (graph_node, graph, start, end, None)
+        }
+        _ => return None,
+    };
+    (node != 0).then_some(Activity { graph, node, kernel, start, end })
 }
 
 /// The ids of a graph and of its executable in CUPTI's records.
@@ -211,5 +299,48 @@ fn status(call: &'static str, status: Status) -> Result<()> {
         // CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
         39 => Err(Error::Driver { call, message: "another profiler is in use in this process".into() }),
         status => Err(Error::Driver { call, message: format!("CUPTI returned status {status}") }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::{offset_of, zeroed};
+
+    use super::*;
+
+    /// The offsets of the fields that are read, and how far the last one of them reaches, by a C compiler.
+    #[test]
+    fn records_lie_as_in_the_header() {
+        assert_eq!([offset_of!(Kernel, kind), offset_of!(Memcpy, kind), offset_of!(Memset, kind)], [0; 3]);
+        assert_eq!([offset_of!(Kernel, start), offset_of!(Memcpy, start), offset_of!(Memset, start)], [16; 3]);
+        assert_eq!([offset_of!(Kernel, end), offset_of!(Memcpy, end), offset_of!(Memset, end)], [24; 3]);
+        assert_eq!(offset_of!(Kernel, name), 104);
+        let nodes = [offset_of!(Kernel, graph_node), offset_of!(Memcpy, graph_node), offset_of!(Memset, graph_node)];
+        assert_eq!(nodes, [144, 64, 64]);
+        assert_eq!([offset_of!(Kernel, graph), offset_of!(Memcpy, graph), offset_of!(Memset, graph)], [156, 72, 72]);
+        assert_eq!([size_of::<Kernel>(), size_of::<Memcpy>(), size_of::<Memset>()], [160, 80, 80]);
+        assert_eq!([align_of::<Kernel>(), align_of::<Memcpy>(), align_of::<Memset>()], [8; 3]);
+    }
+
+    #[test]
+    fn records_of_nodes_are_read_and_others_are_not() {
+        // SAFETY: a record is numbers, and pointers that may be null.
+        let (kernel, memcpy, memset): (Kernel, Memcpy, Memset) = unsafe { (zeroed(), zeroed(), zeroed()) };
+        let kernel = Kernel { kind: 10, start: 5, end: 9, name: c"add".as_ptr(), graph_node: 7, graph: 3, ..kernel };
+        let memcpy = Memcpy { kind: 1, start: 5, end: 9, graph_node: 7, graph: 3, ..memcpy };
+        let memset = Memset { kind: 2, start: 5, end: 9, graph_node: 7, graph: 3, ..memset };
+        let (unnamed, outside) = (Kernel { name: std::ptr::null(), ..kernel }, Kernel { graph_node: 0, ..kernel });
+        let other = Memset { kind: 3, ..memset };
+        let without_name = Activity { graph: 3, node: 7, kernel: None, start: 5, end: 9 };
+        // SAFETY: each is a record of its kind.
+        unsafe {
+            let named = Activity { kernel: Some("add".into()), ..without_name.clone() };
+            assert_eq!(read((&raw const kernel).cast()), Some(named));
+            assert_eq!(read((&raw const unnamed).cast()).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const memcpy).cast()).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const memset).cast()).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const outside).cast()), None);
+            assert_eq!(read((&raw const other).cast()), None);
+        }
     }
 }
