@@ -237,7 +237,8 @@ pub(crate) fn run<T: DeviceRepr>(
     let y = y.device_ptr(&stream).0;
     let descriptors = Descriptors::new(of, bias)?;
     let bytes = chosen.workspace;
-    let workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
+    // SAFETY: only cuBLASLt uses the workspace.
+    let workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
     let scratch = workspace.as_ref().map_or(0, |workspace| workspace.device_ptr(&stream).0);
     let (one, zero) = (1f32, 0f32);
     // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which

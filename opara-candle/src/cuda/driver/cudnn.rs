@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 
 use super::convolution::{Convolution, Operands};
-use super::kernels;
 use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::ProductPrecision;
 
@@ -170,7 +169,8 @@ where
     operands.check(of, y)?;
     let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
     let bytes = descriptors.workspace_bytes(device, of, algorithm)?;
-    let mut workspace = (bytes > 0).then(|| kernels::uninit::<u8>(device, bytes)).transpose()?;
+    // SAFETY: only cuDNN uses the workspace.
+    let mut workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
     let (one, zero) = (T::from_f64(1.), T::from_f64(0.));
     let stream = device.cuda_stream();
     let Operands { x, weight, bias, residual } = operands;

@@ -91,9 +91,10 @@ struct Operator<K> {
 
 impl<K: Kernel> Operator<K> {
     fn run<T: CudaDType + DeviceRepr>(&self, x: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
-        let mut y = kernels::uninit::<T>(&x.device, self.shape.elem_count())?;
-        let call = Call { device: &x.device, dtype: x.dtype(), x: elements(x, layout)?, y: &mut y };
-        self.kernel.launch(call)?;
+        let (device, dtype, elements) = (&x.device, x.dtype(), elements(x, layout)?);
+        let y = kernels::written::<T>(device, self.shape.elem_count(), |y| {
+            self.kernel.launch(Call { device, dtype, x: elements, y })
+        })?;
         Ok(CudaStorage::wrap_cuda_slice(y, x.device.clone()))
     }
 }

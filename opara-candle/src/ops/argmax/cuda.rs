@@ -7,7 +7,7 @@ use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
 use super::launch;
-use crate::cuda::driver::kernels::uninit;
+use crate::cuda::driver::kernels::written;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{elements, rows_of};
 
@@ -25,8 +25,8 @@ impl Argmax {
     fn run<T: CudaDType + DeviceRepr>(&self, x: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let Some((_, outer)) = layout.dims().split_last() else { bail!("an argmax of a single number") };
         let Some(rows) = Rows::of(layout.dims()) else { bail!("too many rows") };
-        let mut y = uninit::<u32>(&x.device, rows.rows())?;
-        launch::argmax(&x.device, x.dtype(), rows, &elements::<T>(x, layout)?, &mut y)?;
+        let of = elements::<T>(x, layout)?;
+        let y = written(&x.device, rows.rows(), |y| launch::argmax(&x.device, x.dtype(), rows, &of, y))?;
         Ok((CudaStorage::wrap_cuda_slice(y, x.device.clone()), outer.into()))
     }
 }

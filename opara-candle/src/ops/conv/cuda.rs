@@ -11,7 +11,7 @@ use super::dense::convolve;
 use super::launch;
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::convolution::{Convolution, Operands};
-use crate::cuda::driver::kernels::uninit;
+use crate::cuda::driver::kernels::written;
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
 #[cfg(feature = "cudnn")]
@@ -136,10 +136,11 @@ impl Depthwise {
     fn run<T: CudaDType + DeviceRepr>(&self, operands: [(&CudaStorage, &Layout); 3]) -> Result<CudaStorage> {
         let device = &operands[0].0.device;
         let [x, weight, bias] = operands;
-        let mut y = uninit::<T>(device, self.plane.results())?;
         let (dtype, config) = (x.0.dtype(), &self.config);
         let (x, weight, bias) = (elements(x.0, x.1)?, elements(weight.0, weight.1)?, elements(bias.0, bias.1)?);
-        launch::depthwise(device, dtype, &self.plane, self.kernel, config, &x, &weight, &bias, &mut y)?;
+        let y = written::<T>(device, self.plane.results(), |y| {
+            launch::depthwise(device, dtype, &self.plane, self.kernel, config, &x, &weight, &bias, y)
+        })?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
     }
 }
@@ -162,10 +163,10 @@ impl Dense {
     {
         let device = &operands[0].0.device;
         let [x, weight, bias] = operands;
-        let mut y = uninit::<T>(device, self.of.y.iter().product())?;
         let (x, weight, bias) = (elements::<T>(x.0, x.1)?, elements(weight.0, weight.1)?, elements(bias.0, bias.1)?);
-        with_elements([self.residual.as_ref()], |[residual]| {
-            convolve::<T, C>(device, &self.of, &Operands { x, weight, bias, residual }, &mut y)
+        let y = with_elements([self.residual.as_ref()], |[residual]| {
+            let operands = Operands { x, weight, bias, residual };
+            written(device, self.of.y.iter().product(), |y| convolve::<T, C>(device, &self.of, &operands, y))
         })?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))
     }

@@ -144,10 +144,12 @@ mod tests {
                 let on_gpu = |t: &Tensor| t.to_device(&device);
                 let (x, weight, bias, residual) = (on_gpu(&x)?, on_gpu(&weight)?, on_gpu(&bias)?, on_gpu(&residual)?);
                 for tile in tiles_for(cuda, &of.of_windows().expect("rows of channels"))? {
-                    let mut y = kernels::uninit::<f32>(cuda, expected.len())?;
-                    with_elements([&x, &weight, &bias, &residual].map(Some), |views| {
+                    let y = with_elements([&x, &weight, &bias, &residual].map(Some), |views| {
                         let [Some(x), Some(weight), Some(bias), residual] = views else { bail!("all are given") };
-                        launch::of_windows(cuda, &of, tile, &Operands { x, weight, bias, residual }, &mut y)
+                        let operands = Operands { x, weight, bias, residual };
+                        kernels::written::<f32>(cuda, expected.len(), |y| {
+                            launch::of_windows(cuda, &of, tile, &operands, y)
+                        })
                     })?;
                     let got = cuda.clone_dtoh(&y)?;
                     for (at, (&got, &expected)) in got.iter().zip(&expected).enumerate() {

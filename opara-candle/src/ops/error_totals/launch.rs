@@ -6,7 +6,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
 
-use crate::cuda::driver::kernels::{expect, function, ptx, uninit};
+use crate::cuda::driver::kernels::{expect, function, ptx, written};
 
 /// `THREADS` of `error_totals.cu`.
 const THREADS: usize = 256;
@@ -40,17 +40,20 @@ pub(super) fn error_totals<T: DeviceRepr>(
         LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
     let of = |kernel: &str| function(device, &format!("opara_error_{kernel}_{}", dtype.as_str()), ptx::ERROR_TOTALS);
     let (of_moments, of_totals) = (of("moments")?, of("totals")?);
-    let (mut moments, mut totals) = (uninit::<f64>(device, 3 * blocks)?, uninit::<f64>(device, 4 * blocks)?);
     let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&of_moments);
-    launch.arg(&numel).arg(reference).arg(candle).arg(other).arg(&mut moments);
-    // SAFETY: the arguments match the kernel's declaration. It reads `numel` elements of all three operands, of which `expect` checked
-    // that they have as many, and writes three numbers a block.
-    unsafe { launch.launch(config) }.w()?;
-    let mut launch = stream.launch_builder(&of_totals);
-    launch.arg(&numel).arg(&unit).arg(&moments).arg(reference).arg(candle).arg(other).arg(&mut totals);
-    // SAFETY: as above; it reads the three numbers of each block, which has as many blocks, and writes four a block.
-    unsafe { launch.launch(config) }.w()?;
+    let moments = written::<f64>(device, 3 * blocks, |moments| {
+        let mut launch = stream.launch_builder(&of_moments);
+        launch.arg(&numel).arg(reference).arg(candle).arg(other).arg(moments);
+        // SAFETY: the arguments match the kernel's declaration. It reads `numel` elements of all three operands, of which `expect`
+        // checked that they have as many, and writes three numbers a block.
+        unsafe { launch.launch(config) }.w().map(drop)
+    })?;
+    let totals = written::<f64>(device, 4 * blocks, |totals| {
+        let mut launch = stream.launch_builder(&of_totals);
+        launch.arg(&numel).arg(&unit).arg(&moments).arg(reference).arg(candle).arg(other).arg(totals);
+        // SAFETY: as above; it reads the three numbers of each block, which has as many blocks, and writes four a block.
+        unsafe { launch.launch(config) }.w().map(drop)
+    })?;
     let (moments, totals) = (device.clone_dtoh(&moments)?, device.clone_dtoh(&totals)?);
     Ok(OfBlocks { moments: moments.as_chunks().0.to_vec(), errors: totals.as_chunks().0.to_vec() })
 }

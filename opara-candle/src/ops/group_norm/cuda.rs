@@ -5,7 +5,7 @@ use candle::{bail, DType, Module, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Groups, Norm};
-use crate::cuda::driver::kernels::{address, uninit};
+use crate::cuda::driver::kernels::{address, written};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::format::is_channels_last;
 use crate::ops::Activation;
@@ -59,8 +59,9 @@ impl Kernel for GroupNorm {
             if parts == 1 {
                 return launch::normalise(device, dtype, norm, operands, None, y);
             }
-            let mut moments = uninit::<f32>(device, 2 * parts * norm.of.count())?;
-            launch::moments(device, dtype, norm.of, operands, &mut moments)?;
+            let moments = written(device, 2 * parts * norm.of.count(), |moments| {
+                launch::moments(device, dtype, norm.of, operands, moments)
+            })?;
             launch::normalise(device, dtype, norm, operands, Some(&moments), y)
         })
     }

@@ -10,7 +10,7 @@ use super::blocks::Format;
 use super::launch::{self, Codes, Gemv, Operands};
 use super::weight::QuantizedWeight;
 use crate::cuda::driver::address_of;
-use crate::cuda::driver::kernels::{uninit, Capabilities};
+use crate::cuda::driver::kernels::{written, Capabilities};
 use crate::cuda::operator::{elements, launched, takes, with_elements, Call, Kernel};
 use crate::gradient::applied;
 use crate::ops::{Activation, RmsScale};
@@ -102,15 +102,16 @@ struct Dequantize {
 impl Dequantize {
     fn run<T: CudaDType + DeviceRepr>(&self, codes: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
         let device = &codes.device;
-        let mut y = uninit::<T>(device, self.shape.elem_count())?;
         let (rows, bytes) = layout.shape().dims2()?;
         let size = [rows, bytes * 8 / self.format.bits];
         let codes = elements::<u8>(codes, layout)?;
-        with_elements::<f16, _, 1>([Some(&self.scales)], |[scales]| {
+        let y = with_elements::<f16, _, 1>([Some(&self.scales)], |[scales]| {
             let Some(scales) = scales else { bail!("there are scales") };
             let weight = Codes { codes: &codes, scales: &scales };
             with_elements::<u32, _, 1>([self.ids.as_ref()], |[ids]| {
-                launch::dequantize(device, self.dtype, self.format, size, weight, ids.as_ref(), &mut y)
+                written::<T>(device, self.shape.elem_count(), |y| {
+                    launch::dequantize(device, self.dtype, self.format, size, weight, ids.as_ref(), y)
+                })
             })
         })?;
         Ok(CudaStorage::wrap_cuda_slice(y, device.clone()))

@@ -7,7 +7,7 @@ use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
 use super::launch::{self, Operands};
-use crate::cuda::driver::kernels::uninit;
+use crate::cuda::driver::kernels::written;
 use crate::cuda::operator::{elements, with_elements};
 
 /// All operands are contiguous.
@@ -31,13 +31,14 @@ impl Sample {
     fn run<T: CudaDType + DeviceRepr>(&self, logits: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (rows, vocab) = layout.shape().dims2()?;
         let device = &logits.device;
-        let mut y = uninit::<u32>(device, rows)?;
         let has_own_positions = rows > 1 && self.positions.elem_count() == rows;
-        with_elements::<u32, _, 2>([Some(&self.parameters), Some(&self.positions)], |numbers| {
+        let y = with_elements::<u32, _, 2>([Some(&self.parameters), Some(&self.positions)], |numbers| {
             let [Some(parameters), Some(positions)] = numbers else { bail!("there are parameters and positions") };
             with_elements::<u8, _, 1>([self.seen.as_ref()], |[seen]| {
                 let of = Operands { logits: elements::<T>(logits, layout)?, parameters, positions, seen };
-                launch::sample(device, logits.dtype(), (rows, vocab), has_own_positions, &of, &mut y)
+                written(device, rows, |y| {
+                    launch::sample(device, logits.dtype(), (rows, vocab), has_own_positions, &of, y)
+                })
             })
         })?;
         Ok((CudaStorage::wrap_cuda_slice(y, device.clone()), rows.into()))

@@ -9,7 +9,7 @@ mod only_kernel;
 mod store;
 mod wait;
 
-use candle::cuda_backend::WrapErr;
+use candle::cuda_backend::{CudaDType, WrapErr};
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
 use cudarc::driver::{
@@ -24,14 +24,20 @@ pub(in crate::cuda) use self::store::store;
 pub(crate) use self::store::Word;
 pub(crate) use self::wait::wait;
 
-/// Uninitialised memory for the result of the next launch.
+/// A result of so many elements, which `launch` writes. Nobody else has the memory before: if the launch fails, it is freed.
 ///
 /// # Errors
-/// No memory left.
-pub(crate) fn uninit<T: DeviceRepr>(device: &CudaDevice, elements: usize) -> Result<CudaSlice<T>> {
-    // SAFETY: every caller passes it to an operator's launch or to a library, which writes all elements before anything
-    // reads them. If that fails, the slice is dropped.
-    unsafe { device.alloc::<T>(elements) }
+/// No memory left, or the launch's.
+pub(crate) fn written<T: CudaDType + DeviceRepr>(
+    device: &CudaDevice,
+    elements: usize,
+    launch: impl FnOnce(&mut CudaSlice<T>) -> Result<()>,
+) -> Result<CudaSlice<T>> {
+    // SAFETY: elements of candle's types are numbers, and any bytes are one: a launch that left an element out would give a
+    // wrong number, and no invalid value.
+    let mut result = unsafe { device.alloc::<T>(elements) }?;
+    launch(&mut result)?;
+    Ok(result)
 }
 
 /// Loads the kernel `name` of the PTX module `code` on the device, without the module's other kernels.
