@@ -3,7 +3,7 @@
 use candle::Tensor;
 
 use super::capture::{capture, Capture};
-use super::driver::{CapturePool, CapturedWork, WatchedMemory};
+use super::driver::{CapturedWork, WatchedMemory};
 use super::eager::Eager;
 use super::target::Target;
 use crate::arguments::Rerun;
@@ -33,7 +33,7 @@ pub(super) fn confirmed(
     let first = Rerun::of_copies(arguments, inputs)?;
     stream.wait_for_all()?;
     // At other addresses each time: pointers then differ, and words that only look like pointers do not.
-    let pools = [CapturePool::take(stream, CapturedWork::Runs)?, CapturePool::take(stream, CapturedWork::Runs)?];
+    let pools = [stream.capture_pool(CapturedWork::Runs)?, stream.capture_pool(CapturedWork::Runs)?];
     let mut moved = Vec::new();
     let mut pass = |number: usize, on: &Rerun| {
         let inputs = arguments.inputs(on.arguments().len());

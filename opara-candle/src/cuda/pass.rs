@@ -112,7 +112,7 @@ mod tests {
                 assign(&to, &sum)?;
                 Ok(vec![sum.sqr()?])
             });
-            let pool = CapturePool::take(&stream, work)?;
+            let pool = stream.capture_pool(work)?;
             let (state, arguments) = (StateArguments::default(), [x.clone()]);
             let pass = run(&stream, &pool, &function, &Rerun::new(&state, &arguments)?, &[])?;
             nodes.push(pass.graph.nodes()?.len());

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use opara_plan::rewrite::{whole, Graph, Whole};
 
 use super::capture::capture;
-use super::driver::{copy_of, CapturePool, CapturedWork};
+use super::driver::{copy_of, CapturedWork};
 use super::lift::lift;
 use super::target::Target;
 use crate::arguments::{Rerun, StateArguments};
@@ -47,7 +47,7 @@ impl WholePass {
         let (function, inputs) = (function.clone(), inputs.to_vec());
         capture_thread::run(move || {
             let Target { device, stream } = Target::of(&inputs)?;
-            let pool = CapturePool::take(&stream, CapturedWork::Runs)?;
+            let pool = stream.capture_pool(CapturedWork::Runs)?;
             let arguments = Rerun::of_copies(&StateArguments::default(), &inputs)?;
             let mut captured = capture(&stream, &device, &pool, &function, &arguments, inputs.len())?;
             lift(&mut captured.trace, &captured.launches.get_mut().of);

@@ -16,8 +16,9 @@ use source::files;
 use table::{told, Rooms};
 
 /// The crates, each with its source folder.
-const CRATES: [(&str, &str); 10] = [
+const CRATES: [(&str, &str); 11] = [
     ("opara-candle", "opara-candle/src"),
+    ("opara-interpose", "opara-candle/interpose/src"),
     ("opara-plan", "opara-candle/plan/src"),
     ("opara-models", "models/src"),
     ("opara-weights", "weights/src"),
@@ -82,10 +83,14 @@ fn every_crate_is_in_the_list() -> io::Result<()> {
 }
 
 #[test]
-fn the_plan_needs_neither_candle_nor_cuda() -> io::Result<()> {
-    let manifest = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("Cargo.toml"))?;
-    for line in manifest.lines() {
-        assert!(!["candle", "opara-candle", "cud"].iter().any(|name| line.starts_with(name)), "{line}");
+fn the_plan_needs_neither_candle_nor_cuda_and_interposition_no_candle() -> io::Result<()> {
+    for (folder, unknown) in
+        [("plan", &["candle", "opara-candle", "cud"][..]), ("interpose", &["candle", "opara-candle"])]
+    {
+        let manifest = repository().join("opara-candle").join(folder).join("Cargo.toml");
+        for line in std::fs::read_to_string(manifest)?.lines() {
+            assert!(!unknown.iter().any(|name| line.starts_with(name)), "{folder}: {line}");
+        }
     }
     Ok(())
 }

@@ -1,10 +1,20 @@
 //! Captures of a stream.
 
-use super::interpose::{self, CapturePool};
-use super::{check, failure, CapturedGraph, Stream};
+use opara_interpose::{CapturePool, Captured, CapturedWork};
+
+use super::{check, CapturedGraph, Stream};
+use crate::trace::scope;
 use crate::{Error, Result};
 
 impl Stream {
+    /// A pool on this stream's device, for captures of such work.
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn capture_pool(&self, work: CapturedWork) -> Result<CapturePool> {
+        Ok(CapturePool::take(self.cudarc(), work)?)
+    }
+
     /// Captures what `f` launches from this thread on this stream. The capture is on a private stream; if work of the pool
     /// runs, it also runs on this stream, like the work of other threads. Allocations of `f` come from `pool`.
     ///
@@ -32,25 +42,17 @@ impl Stream {
         pool: Option<&CapturePool>,
         f: impl FnOnce() -> Result<T>,
     ) -> std::result::Result<(T, CapturedGraph), Broken> {
-        self.bind()?;
-        if interpose::is_capturing() {
-            let reason = "the executor is built inside a forward pass that is being captured".into();
-            return Err(Error::NotCapturable { reason }.into());
-        }
-        let mut private = interpose::PrivateStream::take()?;
-        // SAFETY: a private stream is used by one thread at a time.
-        let capturing = unsafe { interpose::Capturing::begin(private.raw()) };
-        let capturing = capturing.map_err(|status| failure("cuStreamBeginCapture", status))?;
-        let (result, mut calls) = interpose::capture(self.raw(), &mut private, pool, &capturing, f);
-        let ended = capturing.end();
-        drop(private);
-        let Some((raw, status)) = ended else {
-            let reason = "deadlock: another thread waited for the device, and the module waited for that thread".into();
-            return Err(Broken { by_driver: true, error: Error::NotCapturable { reason } });
-        };
-        let refused = calls.refused.take();
+        let captured = opara_interpose::capture(self.cudarc(), pool, scope::path, f).map_err(|error| match error {
+            opara_interpose::Error::EndedByOtherThread => {
+                let reason = "deadlock: another thread waited for the device, and the module waited for that thread";
+                Broken { by_driver: true, error: Error::NotCapturable { reason: reason.into() } }
+            }
+            error => Error::from(error).into(),
+        })?;
+        let Captured { result, graph, status, mut recorded } = captured;
+        let refused = recorded.refused.take().map(Error::from);
         // SAFETY: the driver returned the graph and its ownership, or null.
-        let captured = unsafe { CapturedGraph::from_raw(raw, self.clone(), calls) };
+        let captured = unsafe { CapturedGraph::from_raw(graph, self.clone(), recorded) };
         let ended = check("cuStreamEndCapture", status);
         let reason = |error: Error| match error {
             lost @ Error::DeviceLost { .. } => lost,

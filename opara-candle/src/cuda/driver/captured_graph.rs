@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use hashbrown::{HashMap, HashSet};
+use opara_interpose::{Call, LibraryCall, MemoryEvent, MemoryEventKind, Recorded};
 
-use super::interpose::{Call, LibraryCall, MemoryEvent, MemoryEventKind, ThreadCapture};
 use super::kernel::{Functions, KernelNode};
 use super::{check, get, Stream};
 use crate::{Error, Result};
@@ -151,9 +151,9 @@ impl CapturedGraph {
     /// # Safety
     /// `raw` must be null, or a graph that nothing else destroys and that was captured for `stream` while `calls` were
     /// recorded.
-    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: ThreadCapture) -> Option<Self> {
+    pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: Recorded) -> Option<Self> {
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
-        let ThreadCapture { memory, library_calls, dropped, .. } = calls;
+        let Recorded { memory, library_calls, dropped, .. } = calls;
         (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped })
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use hashbrown::HashMap;
+use opara_interpose::code_of;
 
 use super::arguments::{places, Arguments};
-use super::code::code_of;
 use super::{check, get};
 use crate::trace::Launch;
 use crate::Result;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use candle::{CudaStorage, DType, Device, Storage, Tensor};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
+use opara_interpose::without_events;
 
 use super::allocation::{allocation_at, Allocation};
-use super::interpose::without_events;
 use super::{check, Stream};
 use crate::{Error, Result};
 
@@ -22,8 +22,7 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
         return Err(Error::NotCapturable { reason: "a tensor is not on a CUDA device".into() });
     };
     let stream = device.cuda_stream();
-    // No events are recorded: the caller that launches with the address is responsible for the order.
-    let start = without_events(|| match slice {
+    let address = || match slice {
         S::U8(s) => Ok(s.device_ptr(&stream).0),
         S::U32(s) => Ok(s.device_ptr(&stream).0),
         S::I16(s) => Ok(s.device_ptr(&stream).0),
@@ -37,7 +36,9 @@ pub(crate) fn address_of(tensor: &Tensor) -> Result<u64> {
             let reason = format!("tensors of dtype {:?} are not supported", tensor.dtype());
             Err(Error::NotCapturable { reason })
         }
-    })?;
+    };
+    // SAFETY: no events are recorded: the caller that launches with the address is responsible for the order.
+    let start = unsafe { without_events(address) }?;
     Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 

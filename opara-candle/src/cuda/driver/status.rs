@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, CStr};
 
+use cudarc::cublas::sys::cublasStatus_t;
 use cudarc::driver::sys::{self, CUresult};
+use opara_interpose::Refusal;
 
 use crate::fault::Fault;
 use crate::{Error, Result};
@@ -16,7 +18,7 @@ pub(super) fn check(call: &'static str, status: CUresult) -> Result<()> {
 }
 
 /// The error of a failed call.
-pub(super) fn failure(call: &'static str, status: CUresult) -> Error {
+fn failure(call: &'static str, status: CUresult) -> Error {
     let mut text: *const c_char = std::ptr::null();
     // SAFETY: the driver writes a pointer to a static string, or null for an unknown status.
     let message = unsafe {
@@ -28,6 +30,34 @@ pub(super) fn failure(call: &'static str, status: CUresult) -> Error {
         }
     };
     Error::Driver { call, message }.with_fault(Fault::of_status(status))
+}
+
+impl From<opara_interpose::Error> for Error {
+    fn from(error: opara_interpose::Error) -> Self {
+        match error {
+            opara_interpose::Error::Driver { call, status } => failure(call, status),
+            opara_interpose::Error::Blas { call, status } => {
+                let lacks_memory = status == cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED;
+                let failed = Error::Driver { call, message: format!("{status:?}") };
+                failed.with_fault(lacks_memory.then_some(Fault::OutOfMemory))
+            }
+            opara_interpose::Error::Nested => {
+                let reason = "the executor is built inside a forward pass that is being captured".into();
+                Error::NotCapturable { reason }
+            }
+            other => Error::NotCapturable { reason: other.to_string() },
+        }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::DrawsRandomNumbers(reason) => Error::DrawsRandomNumbers { reason },
+            Refusal::NotCapturable(reason) => Error::NotCapturable { reason },
+            other => Error::NotCapturable { reason: format!("{other:?}") },
+        }
+    }
 }
 
 /// Converts cudarc's errors to this crate's.

@@ -31,11 +31,6 @@ impl Stream {
         self.0.context()
     }
 
-    /// The driver's handle of the device.
-    pub(super) fn device(&self) -> sys::CUdevice {
-        self.context().cu_device()
-    }
-
     /// Makes the device's context current on this thread.
     pub fn bind(&self) -> Result<()> {
         self.context().bind_to_thread().map_err(wrap("cuCtxSetCurrent"))
@@ -210,6 +205,11 @@ impl Stream {
     pub fn is_capturing(&self) -> Result<bool> {
         let status = self.0.capture_status().map_err(wrap("cuStreamIsCapturing"))?;
         Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// The stream for calls that take cudarc's.
+    pub(super) fn cudarc(&self) -> &Arc<CudaStream> {
+        &self.0
     }
 
     pub(super) fn raw(&self) -> sys::CUstream {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use hashbrown::{HashMap, HashSet};
+use opara_interpose::on_free;
 use parking_lot::{Mutex, RwLock};
 
 use super::{Event, Stream};
@@ -51,6 +52,7 @@ static WATCHES: RwLock<Option<Watches>> = RwLock::new(None);
 impl WatchedMemory {
     /// Starts watching all memory.
     pub fn new() -> Self {
+        on_free(before_free);
         let state = Mutex::new(State { of: Of::All(HashSet::new()), launched: None });
         let watch = Arc::new(Watch { state, freed: AtomicBool::new(false) });
         WATCHES.write().get_or_insert_default().of_all.push(Arc::downgrade(&watch));
@@ -140,7 +142,7 @@ impl Drop for WatchedMemory {
 
 /// Notifies the watches of this allocation that it is about to be freed on a stream. Waits for launches that read it.
 /// If the stream would not wait for their end by itself, makes it wait.
-pub(super) fn before_free(allocation: CUdeviceptr, stream: CUstream) {
+fn before_free(allocation: CUdeviceptr, stream: CUstream) {
     let notified: Vec<Arc<Watch>> = match WATCHES.read().as_ref() {
         Some(watches) => {
             let of_one = watches.of_one.get(&allocation).into_iter().flatten();

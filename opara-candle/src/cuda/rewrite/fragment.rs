@@ -8,7 +8,7 @@ use opara_plan::rewrite::{Graph, Input};
 use crate::arguments::{copy, Rerun, StateArguments};
 use crate::backend::Function;
 use crate::cuda::capture::{capture, Capture};
-use crate::cuda::driver::{CapturePool, CapturedWork};
+use crate::cuda::driver::CapturedWork;
 use crate::cuda::target::Target;
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::trace::Role;
@@ -23,7 +23,7 @@ pub(super) fn fragment(target: &Target, graph: &Graph, inputs: &[Tensor]) -> Res
     let of = graph.clone();
     let function: Function = Arc::new(move |inputs| evaluate(&of, inputs, Arithmetic::Typed, Numbers::All));
     // Operators keep no tensors of a pass, so nothing has to run.
-    let pool = || CapturePool::take(&target.stream, CapturedWork::IsRecorded);
+    let pool = || target.stream.capture_pool(CapturedWork::IsRecorded);
     let pools = [pool()?, pool()?];
     // A run keeps no state: all of its arguments are inputs.
     let stateless = StateArguments::default();
