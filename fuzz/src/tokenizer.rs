@@ -15,21 +15,24 @@ thread_local! {
 /// Reads an input, and says whether it could be read.
 pub fn run(bytes: &[u8]) -> bool {
     let parts = split(bytes);
-    let text = FOLDER.with_borrow_mut(|folder| {
+    let path = FOLDER.with_borrow_mut(|folder| {
         let tokenizer = part(&parts, b'a').unwrap_or(include_bytes!("../seeds/tokenizer.json"));
         folder.set("tokenizer_config.json", part(&parts, b'b'));
         folder.set("special_tokens_map.json", part(&parts, b'c'));
-        let path = folder.put("tokenizer.json", tokenizer);
-        Text::beside(&path)
+        folder.put("tokenizer.json", tokenizer)
     });
-    let Ok(text) = text else { return false };
-    use_text(&text);
-    template::render(&text, None);
-    if let Some(Ok(said)) = part(&parts, b'x').map(std::str::from_utf8) {
-        let tokens = text.encode(said).unwrap_or_default();
-        let _ = text.decode(&tokens);
-    }
-    true
+    let used = || {
+        let Ok(text) = Text::beside(&path) else { return false };
+        use_text(&text);
+        template::render(&text, None);
+        if let Some(Ok(said)) = part(&parts, b'x').map(std::str::from_utf8) {
+            let tokens = text.encode(said).unwrap_or_default();
+            let _ = text.decode(&tokens);
+        }
+        true
+    };
+    // `tokenizers` keeps words of each tokenizer for as long as a thread lives.
+    std::thread::scope(|scope| scope.spawn(used).join().is_ok_and(|is_read| is_read))
 }
 
 /// Texts to tokens and back, as a whole and piece by piece.
