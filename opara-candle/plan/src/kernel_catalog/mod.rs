@@ -53,6 +53,16 @@ mod tests {
         assert_eq!(of("ampere_sgemm_32x32"), (Class::Compute, Precision::Single));
         assert_eq!(of("cutlass_tensorop_s1688gemm"), (Class::Compute, Precision::Tensor));
         assert_eq!(of("nvjet_hsh_128x64"), (Class::Compute, Precision::Half));
+        for product in [
+            "opara_product_64x64_f16",
+            "opara_convolution_3x3_f16",
+            "opara_gemv_1_f16",
+            "opara_quantized_gated_gemv_4_32_affine_1_f16",
+            "mul_mat_vec_q4_0_q8_1_cuda1",
+            "indexed_moe_forward_q4k_q8_1",
+        ] {
+            assert_eq!(Kernel::of(product).class, Class::Compute, "{product}");
+        }
         assert_eq!(of("im2col1d_f32"), (Class::Memory, Precision::Single));
         assert_eq!(of("im2col_conv2d_f16"), (Class::Memory, Precision::Half), "copies for a matmul");
     }
@@ -60,7 +70,8 @@ mod tests {
     #[test]
     fn the_name_gives_gathers_and_split_reductions() {
         let traffic = |name| Kernel::of(name).traffic;
-        assert_eq!(["is_u32_f32", "gather_i64_f32"].map(traffic), [Traffic::Gather; 2]);
+        let gathers = ["is_u32_f32", "gather_i64_f32", "opara_embedding_u32_f16", "get_rows_q4_0"];
+        assert_eq!(gathers.map(traffic), [Traffic::Gather; 4]);
         assert_eq!(traffic("void splitKreduce_kernel<32>"), Traffic::SplitReduction);
         assert_eq!(["sum_is_f32", "badd_f32"].map(traffic), [Traffic::Accesses; 2]);
     }
