@@ -42,6 +42,7 @@ mod measure;
 pub mod nn;
 pub mod ops;
 mod options;
+mod output_lock;
 mod panics;
 mod pipeline;
 mod plans;
@@ -59,6 +60,7 @@ mod state;
 mod step;
 mod step_stream;
 mod subscriber;
+mod sync;
 #[cfg(all(test, feature = "cuda"))]
 #[allow(dead_code, reason = "tests of executors use the rest")]
 mod test_device;

@@ -1,10 +1,8 @@
-//! Zero-copy outputs: a closure borrows an executor's own output buffers. This file knows inside which closures a thread is,
-//! and holds the lock on the buffers.
+//! Zero-copy outputs: a closure borrows an executor's own output buffers. This file knows inside which closures a thread is.
 
 use std::cell::RefCell;
 
-use parking_lot::{Condvar, Mutex};
-
+use crate::output_lock::{HeldOutputs, OutputLock};
 use crate::shapes::Key;
 use crate::{Error, Result};
 
@@ -36,67 +34,13 @@ fn is_inside() -> bool {
     BORROWED.with_borrow(|borrowed| !borrowed.is_empty())
 }
 
-/// The lock on the output buffers that all calls of one shape write to. One call holds it at a time, then the closure that
-/// borrows the outputs.
+/// Waits until the output buffers of this lock are free, and takes them.
+///
+/// # Errors
+/// [`Error::OutputsBorrowed`] if a closure holds them and this thread is inside a closure, too.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "on the CPU every call has outputs of its own"))]
-#[derive(Default)]
-pub(crate) struct OutputLock {
-    holder: Mutex<Holder>,
-    changed: Condvar,
-}
-
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "on the CPU every call has outputs of its own"))]
-#[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum Holder {
-    #[default]
-    Nobody,
-    /// A call. It runs no user code, so it ends soon.
-    Call,
-    /// A user's closure.
-    Closure,
-}
-
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "on the CPU every call has outputs of its own"))]
-impl OutputLock {
-    /// Waits until the buffers are free, and takes them.
-    ///
-    /// # Errors
-    /// [`Error::OutputsBorrowed`] if a closure holds them and this thread is inside a closure, too. Waiting could then last forever:
-    /// two threads may each be inside a closure and call the executor whose outputs the other one's closure holds.
-    pub fn take(&self) -> Result<HeldOutputs<'_>> {
-        let mut holder = self.holder.lock();
-        while *holder != Holder::Nobody {
-            if *holder == Holder::Closure && is_inside() {
-                return Err(Error::OutputsBorrowed);
-            }
-            self.changed.wait(&mut holder);
-        }
-        *holder = Holder::Call;
-        Ok(HeldOutputs(self))
-    }
-
-    fn set_holder(&self, holder: Holder) {
-        *self.holder.lock() = holder;
-        // All waiting threads: one that is inside a closure itself must now return an error instead of waiting.
-        self.changed.notify_all();
-    }
-}
-
-/// The held lock; dropping it releases the buffers.
-pub(crate) struct HeldOutputs<'a>(&'a OutputLock);
-
-#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "on the CPU every call has outputs of its own"))]
-impl HeldOutputs<'_> {
-    /// Passes the buffers from the call to its closure.
-    pub fn pass_to_closure(&self) {
-        self.0.set_holder(Holder::Closure);
-    }
-}
-
-impl Drop for HeldOutputs<'_> {
-    fn drop(&mut self) {
-        self.0.set_holder(Holder::Nobody);
-    }
+pub(crate) fn take_outputs(outputs: &OutputLock) -> Result<HeldOutputs<'_>> {
+    outputs.take(is_inside()).ok_or(Error::OutputsBorrowed)
 }
 
 #[cfg(test)]
@@ -130,11 +74,11 @@ mod tests {
         let locks = [OutputLock::default(), OutputLock::default()];
         let both = Barrier::new(2);
         let cross = |own: usize| -> Result<bool> {
-            let held = locks[own].take()?;
+            let held = take_outputs(&locks[own])?;
             held.pass_to_closure();
             Ok(with_borrowed(own as u64, &key(1), || {
                 both.wait();
-                let refused = matches!(locks[1 - own].take(), Err(Error::OutputsBorrowed));
+                let refused = matches!(take_outputs(&locks[1 - own]), Err(Error::OutputsBorrowed));
                 both.wait();
                 refused
             }))
@@ -144,20 +88,20 @@ mod tests {
             Ok::<_, Error>([cross(0)?, other.join().expect("no panic")?])
         })?;
         assert_eq!(refused, [true, true]);
-        assert!(locks.iter().all(|lock| lock.take().is_ok()), "both are free again");
+        assert!(locks.iter().all(|lock| take_outputs(lock).is_ok()), "both are free again");
         Ok(())
     }
 
     #[test]
     fn a_closure_waits_for_a_call_but_not_for_its_closure() -> anyhow::Result<()> {
         let lock = OutputLock::default();
-        let held = lock.take()?;
+        let held = take_outputs(&lock)?;
         let (started, starts) = channel::<()>();
         let outcome = thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 with_borrowed(1, &key(1), || {
                     drop(started);
-                    lock.take().map(drop)
+                    take_outputs(&lock).map(drop)
                 })
             });
             assert!(starts.recv().is_err(), "the other thread runs");
@@ -171,10 +115,10 @@ mod tests {
     #[test]
     fn calls_wait_until_a_closure_returns() -> anyhow::Result<()> {
         let lock = OutputLock::default();
-        let held = lock.take()?;
+        let held = take_outputs(&lock)?;
         held.pass_to_closure();
         thread::scope(|scope| {
-            let waiting = scope.spawn(|| lock.take().map(drop));
+            let waiting = scope.spawn(|| take_outputs(&lock).map(drop));
             drop(held);
             waiting.join().expect("no panic")
         })?;

@@ -11,8 +11,9 @@ use super::pass::OutputSpec;
 use super::program::CudaProgram;
 use crate::arguments::share_memory;
 use crate::backend::{Planned, Replay};
+use crate::output_lock::OutputLock;
 use crate::report::Mode;
-use crate::zero_copy::OutputLock;
+use crate::zero_copy::take_outputs;
 use crate::{Error, Result, StateError};
 
 /// A closure that borrows the outputs.
@@ -92,7 +93,7 @@ impl GraphReplay {
     /// Replays, calls `copy` to enqueue copies of the outputs, then lets `f` borrow the outputs.
     fn run(&self, inputs: &[Tensor], copy: &mut dyn FnMut(&[Tensor]) -> Result<()>, f: Option<Closure>) -> Result<()> {
         let Fixed { outputs, output_lock, .. } = &*self.fixed;
-        let held = output_lock.take()?;
+        let held = take_outputs(output_lock)?;
         let done = Done(self);
         // A stale replay launches nothing, and building a graph fails if its memory was freed.
         let launched = self.launch(inputs, &mut self.built.lock()).map_err(|error| match error {

@@ -18,6 +18,7 @@ pub(crate) mod cublaslt;
 pub(crate) mod cudnn;
 mod cupti;
 mod download;
+mod free_watch;
 mod graph;
 mod handover;
 mod kernel;

@@ -1,13 +1,11 @@
 //! Detects frees of memory that a captured graph reads but does not own: the module's memory.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
-use hashbrown::{HashMap, HashSet};
 use opara_interpose::on_free;
-use parking_lot::{Mutex, RwLock};
 
+use super::free_watch::{FreeWatch, FreeWatches};
 use super::{Event, Stream};
 use crate::{Error, Result};
 
@@ -15,83 +13,34 @@ use crate::{Error, Result};
 ///
 /// A capture knows only at its end which memory it used. So a watch starts before the capture with all memory, and is
 /// [limited](Self::limit_to) to the used memory afterwards.
-pub(in crate::cuda) struct WatchedMemory(Arc<Watch>);
+///
+/// The end of a launch is noted if every thread has a stream of its own: memory that is freed on another thread's stream could be
+/// reused there at once.
+pub(in crate::cuda) struct WatchedMemory(Arc<FreeWatch<Event>>);
 
-struct Watch {
-    /// Locked while a graph is launched, so that a free of memory that it reads happens either before, and is seen, or
-    /// after. No user code runs under the lock.
-    state: Mutex<State>,
-    /// A copy of the state's result that can be read without waiting for a launch.
-    freed: AtomicBool,
-}
-
-struct State {
-    of: Of,
-    /// End of the last launch, if every thread has a stream of its own: memory that is freed on another thread's stream
-    /// could be reused there at once.
-    launched: Option<Event>,
-}
-
-enum Of {
-    /// All memory, with the allocations freed so far.
-    All(HashSet<CUdeviceptr>),
-    /// These allocations only.
-    Only(HashSet<CUdeviceptr>),
-}
-
-/// The watches to notify of a free.
-#[derive(Default)]
-struct Watches {
-    of_all: Vec<Weak<Watch>>,
-    /// By the allocation's first byte.
-    of_one: HashMap<CUdeviceptr, Vec<Weak<Watch>>>,
-}
-
-static WATCHES: RwLock<Option<Watches>> = RwLock::new(None);
+static WATCHES: LazyLock<FreeWatches<Event>> = LazyLock::new(FreeWatches::new);
 
 impl WatchedMemory {
     /// Starts watching all memory.
     pub fn new() -> Self {
         on_free(before_free);
-        let state = Mutex::new(State { of: Of::All(HashSet::new()), launched: None });
-        let watch = Arc::new(Watch { state, freed: AtomicBool::new(false) });
-        WATCHES.write().get_or_insert_default().of_all.push(Arc::downgrade(&watch));
-        Self(watch)
+        Self(WATCHES.start())
     }
 
-    /// Watches only these allocations from now on. Frees since the start count.
+    /// Watches only these allocations from now on. Frees since the start count, or, if it is limited already, those of memory that
+    /// it watched.
     pub fn limit_to(&self, allocations: &[CUdeviceptr]) {
-        {
-            let mut watches = WATCHES.write();
-            let watches = watches.get_or_insert_default();
-            for &allocation in allocations {
-                watches.of_one.entry(allocation).or_default().push(Arc::downgrade(&self.0));
-            }
-            watches.of_all.retain(|watch| !self.is(watch));
-        }
-        let mut state = self.0.state.lock();
-        if let Of::All(freed) = &state.of {
-            if allocations.iter().any(|allocation| freed.contains(allocation)) {
-                self.0.freed.store(true, Ordering::Release);
-            }
-        }
-        state.of = Of::Only(allocations.iter().copied().collect());
+        WATCHES.limit(&self.0, allocations);
     }
 
     /// Watches these allocations, all of which this value watches, too. Frees since this value's start count.
     pub fn duplicate(&self, allocations: &[CUdeviceptr]) -> Self {
-        let duplicate = Self::new();
-        duplicate.limit_to(allocations);
-        // Whatever was freed before the duplicate's start is known here.
-        if self.is_freed() {
-            duplicate.0.freed.store(true, Ordering::Release);
-        }
-        duplicate
+        Self(WATCHES.duplicate(&self.0, allocations))
     }
 
     /// Has watched memory been freed? Then graphs that read it must not be launched any more.
     pub fn is_freed(&self) -> bool {
-        self.0.freed.load(Ordering::Acquire)
+        self.0.is_freed()
     }
 
     /// Runs `launch`, which launches a graph that reads the memory on this stream. Frees on other threads wait
@@ -110,59 +59,20 @@ impl WatchedMemory {
     }
 
     fn unless_freed(&self, launch: impl FnOnce(&mut Option<Event>) -> Result<()>) -> Result<()> {
-        let mut state = self.0.state.lock();
-        match self.is_freed() {
-            true => Err(Error::MemoryFreed),
-            false => launch(&mut state.launched),
-        }
-    }
-
-    fn is(&self, watch: &Weak<Watch>) -> bool {
-        std::ptr::eq(watch.as_ptr(), Arc::as_ptr(&self.0))
+        self.0.launch(launch).unwrap_or(Err(Error::MemoryFreed))
     }
 }
 
 impl Drop for WatchedMemory {
     fn drop(&mut self) {
-        let mut watches = WATCHES.write();
-        let Some(watches) = watches.as_mut() else { return };
-        watches.of_all.retain(|watch| !self.is(watch));
-        if let Of::Only(allocations) = &self.0.state.lock().of {
-            for allocation in allocations {
-                if let Some(of_one) = watches.of_one.get_mut(allocation) {
-                    of_one.retain(|watch| !self.is(watch));
-                    if of_one.is_empty() {
-                        watches.of_one.remove(allocation);
-                    }
-                }
-            }
-        }
+        WATCHES.end(&self.0);
     }
 }
 
 /// Notifies the watches of this allocation that it is about to be freed on a stream. Waits for launches that read it.
 /// If the stream would not wait for their end by itself, makes it wait.
 fn before_free(allocation: CUdeviceptr, stream: CUstream) {
-    let notified: Vec<Arc<Watch>> = match WATCHES.read().as_ref() {
-        Some(watches) => {
-            let of_one = watches.of_one.get(&allocation).into_iter().flatten();
-            watches.of_all.iter().chain(of_one).filter_map(Weak::upgrade).collect()
-        }
-        None => return,
-    };
-    for watch in notified {
-        let mut state = watch.state.lock();
-        match &mut state.of {
-            Of::All(freed) => _ = freed.insert(allocation),
-            Of::Only(allocations) if allocations.contains(&allocation) => {
-                watch.freed.store(true, Ordering::Release);
-                if let Some(launched) = &state.launched {
-                    launched.delay(stream);
-                }
-            }
-            Of::Only(_) => {}
-        }
-    }
+    WATCHES.before_free(allocation, |launched| launched.delay(stream));
 }
 
 #[cfg(test)]
@@ -214,8 +124,7 @@ mod tests {
         before_free(shared, null_mut());
         assert!(second.is_freed());
         drop(second);
-        let all = WATCHES.read();
-        assert!(all.as_ref().is_some_and(|all| !all.of_one.contains_key(&shared)));
+        assert!(!WATCHES.knows(shared));
     }
 
     #[test]
@@ -235,7 +144,6 @@ mod tests {
             watch.unless_freed(|_| {
                 drop(go);
                 assert!((0..1_000).all(|_| ended.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty)));
-                assert!(!watch.is_freed());
                 Ok(())
             })?;
             assert!(ended.recv().is_err(), "the free comes after the launch");

@@ -1,0 +1,14 @@
+//! The library's own locks under loom, which runs a test in every order of its threads' steps. A thread that nobody wakes is a deadlock,
+//! which loom reports.
+
+// Parts of these are for the library alone.
+#[allow(dead_code)]
+#[path = "../../src/cuda/driver/free_watch.rs"]
+mod free_watch;
+mod frees;
+#[allow(dead_code)]
+#[path = "../../src/output_lock.rs"]
+mod output_lock;
+mod outputs;
+/// loom's locks, for the two types that are tested.
+mod sync;
