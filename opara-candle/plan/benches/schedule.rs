@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use anyhow::Result;
 use criterion::{Criterion, Throughput};
+use opara_plan::lab::stream_assignment;
 use opara_plan::prepared::{Prepared, Settings};
-use opara_plan::schedule::{stream_allocation, stream_assignment, Scheduler};
+use opara_plan::schedule::{stream_allocation, Scheduler};
 use opara_plan::trace::Trace;
 use opara_plan::Policy;
 

@@ -16,10 +16,11 @@
 //! | [`fusion`] | groups of launches that one generated kernel can replace |
 //! | [`rewrite`] | what runs of ops compute, and the operators that rules put in their place |
 //! | [`device`], [`duration`], [`profile`] | the cost model |
-//! | [`schedule`] | streams, launch order and waits: one file a published algorithm |
+//! | [`schedule`] | streams, launch order and waits |
 //! | [`check`], [`prepared`] | proof of a schedule and its layouts; everything that is known before a schedule |
-//! | [`timeline`], [`simulate`] | when each launch runs, as SVG or JSON; a model of a device |
-//! | [`tune`] | search for a faster schedule, on a device or simulated; plans on disk |
+//! | [`timeline`] | when each launch runs, as SVG or JSON |
+//! | [`tune`] | search for a faster schedule; plans on disk |
+//! | [`lab`], [`simulate`] | published schedulers to compare with, one file each; a model of a device |
 
 pub mod check;
 pub mod device;
@@ -29,20 +30,22 @@ mod error;
 pub mod fusion;
 pub mod graph;
 pub mod kernel_catalog;
+pub mod lab;
 pub mod latency;
 pub mod memory;
 pub mod optimize;
+mod policies;
 pub mod prepared;
 pub mod profile;
 pub mod rewrite;
 pub mod schedule;
-pub mod simulate;
 pub mod stopwatch;
 pub mod timeline;
 pub mod trace;
 pub mod tune;
 
 pub use error::{Error, Result};
+pub use lab::simulate;
 pub use prepared::Prepared;
 pub use schedule::{Policy, Scheduler};
 pub use timeline::Timeline;

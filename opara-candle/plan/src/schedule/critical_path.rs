@@ -23,7 +23,7 @@ const SLACK: f64 = 1e-9;
 ///
 /// # Complexity
 /// `O(V log V + E)`, plus that of [`Schedule::new`].
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     let Problem { graph, profile, .. } = *problem;
     let us = |op: OpId| profile[op].us.max(0.);
     let ranks = upward_ranks(problem);

@@ -8,7 +8,7 @@ use crate::Result;
 ///
 /// # Complexity
 /// Near-linear in ops and edges.
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::with_allocated_streams(problem.graph, (0..problem.graph.len()).collect())
 }
 

@@ -1,17 +1,13 @@
 //! Schedules. A policy assigns each op to a stream and chooses a launch order; both together determine the waits.
 
-mod critical_path;
-mod dag;
-pub mod ios;
-mod nimble;
+pub(crate) mod critical_path;
+pub(crate) mod dag;
 mod opara;
 mod policy;
-mod rammer;
 mod reuse;
-mod sequential;
+pub(crate) mod sequential;
 mod stages;
 
-pub use nimble::stream_assignment;
 pub use opara::{launch_order, stream_allocation, Opara, Resource};
 pub use policy::{Policy, UnknownPolicy};
 pub use stages::Stage;

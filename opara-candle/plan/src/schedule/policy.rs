@@ -2,14 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{critical_path, dag, ios, nimble, rammer, sequential, Opara, Problem, Schedule, Scheduler};
-use crate::Result;
-
-/// Generates [`Policy`] from one table, so that every policy has a name and a scheduler. Policies under `searching` simulate
-/// schedules, which `simulate` does above this module; so `tune` implements [`Scheduler`] for [`Policy`].
+/// Generates [`Policy`] from one table, so that every policy has a name. Some of their schedulers are in the laboratory, above this
+/// module; so `policies` implements [`Scheduler`](super::Scheduler) for [`Policy`].
 macro_rules! policies {
     (
-        fixed { $($(#[$doc:meta])* $policy:ident, $name:literal, $schedule:expr;)* }
+        fixed { $($(#[$doc:meta])* $policy:ident, $name:literal;)* }
         searching { $($(#[$its_doc:meta])* $searching:ident, $its_name:literal;)* }
     ) => {
         /// A scheduling algorithm of this library.
@@ -35,14 +32,6 @@ macro_rules! policies {
                     $(Policy::$searching => $its_name,)*
                 }
             }
-
-            /// Its scheduling function; `None` for a policy that searches.
-            pub(crate) fn fixed(self) -> Option<fn(&Problem) -> Result<Schedule>> {
-                match self {
-                    $(Policy::$policy => Some($schedule),)*
-                    $(Policy::$searching => None,)*
-                }
-            }
         }
     };
 }
@@ -50,24 +39,24 @@ macro_rules! policies {
 policies! {
     fixed {
         /// One stream, in recorded order, like a plain CUDA graph of the module.
-        Sequential, "sequential", sequential::schedule;
+        Sequential, "sequential";
         /// Every op starts when its dependencies have ended; launched in recorded order.
-        Dag, "dag", dag::schedule;
+        Dag, "dag";
         /// The most concurrency with the fewest synchronisations (Nimble, Alg. 1).
-        Nimble, "nimble", nimble::schedule;
+        Nimble, "nimble";
         /// Breadth-first waves with a barrier between them (the wavefront that Opara's paper calls Rammer⁻).
-        Rammer, "rammer", rammer::schedule;
+        Rammer, "rammer";
         /// The best stages of parallel groups that dynamic programming finds (IOS).
-        Ios, "ios", ios::schedule;
+        Ios, "ios";
         /// The op with the longest remaining path first, within the device's resources.
-        CriticalPath, "critical-path", critical_path::schedule;
+        CriticalPath, "critical-path";
         /// Opara's stream allocation and launch order (Opara, Alg. 1 and Alg. 2).
         #[default]
-        Opara, "opara", |problem| Opara::default().schedule(problem);
+        Opara, "opara";
     }
     searching {
         /// The fastest schedule of a search that benchmarks many on the device; see [`tune`](crate::tune). Used as a
-        /// [`Scheduler`] without a device, it benchmarks by [simulation](crate::simulate).
+        /// [`Scheduler`](super::Scheduler) without a device, it benchmarks by [simulation](crate::simulate).
         Tuned, "tuned";
     }
 }
@@ -94,6 +83,7 @@ impl std::str::FromStr for Policy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::Scheduler;
 
     #[test]
     fn names_are_read_back() {

@@ -3,7 +3,7 @@
 use super::{Problem, Schedule};
 use crate::Result;
 
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     let ops = problem.graph.len();
     Schedule::new(problem.graph, vec![0; ops], (0..ops).collect())
 }

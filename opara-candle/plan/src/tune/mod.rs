@@ -11,7 +11,6 @@ mod cache;
 mod candidates;
 pub mod challengers;
 mod neighbours;
-mod policy;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +25,7 @@ pub use self::cache::Cache;
 
 use self::candidates::Candidate;
 use crate::schedule::{Policy, Problem, Schedule, Scheduler};
-use crate::simulate::{simulate, DeviceModel};
-use crate::{disk_cache, Error, Result};
+use crate::{disk_cache, Result};
 
 /// Runs of each contestant: in the first benchmark, among the finalists, and in the last comparison.
 const ROUNDS: [usize; 3] = [9, 25, 51];
@@ -37,9 +35,6 @@ const FINALISTS: usize = 6;
 
 /// The share of the budget for benchmarking the initial candidates, and for each further benchmark.
 const SHARE: f64 = 0.25;
-
-/// Mutations of a simulated search.
-const SIMULATED: usize = 64;
 
 /// Mutations that are benchmarked together.
 const MUTATIONS_PER_ROUND: usize = 4;
@@ -227,31 +222,6 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
         cached: false,
     };
     Ok(Winner { schedule: winner.schedule, runner: winner.runner, findings })
-}
-
-/// The tuned schedule without a device: the search simulates the device of the trace.
-pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
-    let tuning = Tuning { budget: Duration::MAX, proposals: SIMULATED, cache: None, ..Default::default() };
-    Ok(search(problem, &mut Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, &tuning)?.schedule)
-}
-
-/// A simulated device: every run of a schedule takes the same time.
-struct Simulation<'a> {
-    problem: &'a Problem<'a>,
-    device: DeviceModel,
-}
-
-impl Bench for Simulation<'_> {
-    type Runner = f64;
-    type Error = Error;
-
-    fn runner(&mut self, schedule: &Schedule) -> Result<f64> {
-        Ok(simulate(self.problem, schedule, &self.device).total_us)
-    }
-
-    fn run(&mut self, us: &f64) -> Result<f64> {
-        Ok(*us)
-    }
 }
 
 fn sort<R>(contestants: &mut [Contestant<R>]) {

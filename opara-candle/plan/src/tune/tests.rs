@@ -3,11 +3,15 @@ use std::path::Path;
 use proptest::prelude::*;
 
 use super::*;
+use crate::device::DeviceModel;
 use crate::graph::reduce::tests::dags;
 use crate::graph::OpGraph;
+use crate::lab::search::Simulation;
+use crate::lab::simulate::simulate;
 use crate::prepared::{Prepared, Settings};
 use crate::profile::OpProfile;
 use crate::trace::Trace;
+use crate::Error;
 
 /// A trace that was recorded on an H200.
 fn recorded(model: &str) -> (Trace, Prepared) {
@@ -35,7 +39,7 @@ impl Bench for Noisy<'_> {
 }
 
 fn noisy<'a>(problem: &'a Problem<'a>) -> Noisy<'a> {
-    Noisy(Simulation { problem, device: DeviceModel::of(&problem.trace.device) }, 0)
+    Noisy(Simulation::of(problem), 0)
 }
 
 fn tuning(proposals: usize, seed: u64) -> Tuning {

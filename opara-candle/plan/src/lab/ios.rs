@@ -5,9 +5,9 @@ use std::ops::Range;
 
 use hashbrown::HashMap;
 
-use super::{Problem, Schedule, Stage};
 use crate::graph::OpGraph;
 use crate::profile::OpProfile;
+use crate::schedule::{Problem, Schedule, Stage};
 use crate::trace::OpId;
 use crate::Result;
 
@@ -32,7 +32,7 @@ const BARRIER_US: f64 = 2.;
 /// Maximum number of endings that one search considers. If there are more, its part of the graph is cut in two.
 const BUDGET: usize = 1 << 13;
 
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::from_stages(problem.graph, &stages(problem.graph, Pruning::default(), modelled(problem.profile)))
 }
 

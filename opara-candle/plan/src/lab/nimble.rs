@@ -1,12 +1,12 @@
 //! Nimble's stream assignment. (Kwon et al., "Nimble: Lightweight and Parallel GPU Task Scheduling for Deep Learning",
 //! NeurIPS 2020.)
 
-use super::{Problem, Schedule};
 use crate::graph::{matching::maximum_matching, OpGraph};
+use crate::schedule::{Problem, Schedule};
 use crate::Result;
 
 /// [`stream_assignment`], launched in recorded order, which is topological.
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     Schedule::new(problem.graph, stream_assignment(problem.graph), (0..problem.graph.len()).collect())
 }
 
@@ -41,6 +41,7 @@ pub fn stream_assignment(graph: &OpGraph) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::stream_allocation;
     use crate::schedule::tests::block;
     use proptest::prelude::*;
 
@@ -102,7 +103,7 @@ mod tests {
         // Opara's third op follows the first one, so the last one, which depends on the first alone, finds it taken.
         let graph = OpGraph::from_predecessors(vec![vec![], vec![], vec![0, 1], vec![0]]);
         assert_eq!(stream_assignment(&graph), [0, 1, 1, 0]);
-        assert_eq!(super::super::stream_allocation(&graph), [0, 1, 0, 2]);
+        assert_eq!(stream_allocation(&graph), [0, 1, 0, 2]);
     }
 
     proptest! {

@@ -1,14 +1,14 @@
 //! The wavefront: breadth-first waves with a barrier between them. (Rammer⁻ in Opara, Sec. V-A, after Ma et al.,
 //! "Rammer: Enabling Holistic Deep Learning Compiler Optimizations with rTasks", OSDI 2020.)
 
-use super::{Problem, Schedule, Stage};
+use crate::schedule::{Problem, Schedule, Stage};
 use crate::Result;
 
 /// Ops of one depth form a wave, each on a stream of its own.
 ///
 /// # Complexity
 /// Linear in ops and edges.
-pub(super) fn schedule(problem: &Problem) -> Result<Schedule> {
+pub(crate) fn schedule(problem: &Problem) -> Result<Schedule> {
     let graph = problem.graph;
     let mut waves: Vec<Stage> = vec![Stage::new(); graph.depth()];
     (0..graph.len()).for_each(|op| waves[graph.level(op)].push(vec![op]));
