@@ -46,12 +46,12 @@ fn assert_bounded(device: &Device) -> anyhow::Result<()> {
 
 #[test]
 fn evicted_shapes_leave_no_host_memory_on_the_cpu() -> anyhow::Result<()> {
-    isolated("evicted_shapes_leave_no_host_memory_on_the_cpu", || assert_bounded(CPU))
+    isolated(|| assert_bounded(CPU))
 }
 
 #[test]
 fn evicted_shapes_leave_no_host_memory_on_a_gpu() -> anyhow::Result<()> {
-    isolated("evicted_shapes_leave_no_host_memory_on_a_gpu", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         assert_bounded(&device)
     })

@@ -42,7 +42,7 @@ fn a_table_built_by_the_first_call_counts_as_a_weight() {
 /// A cache that holds one table, for the last shape.
 #[test]
 fn replacing_a_table_for_another_shape_does_not_affect_the_first_shape() -> anyhow::Result<()> {
-    isolated("replacing_a_table_for_another_shape_does_not_affect_the_first_shape", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let table = Mutex::new(None::<(usize, Tensor)>);
         let function = move |t: &[Tensor]| {
@@ -98,7 +98,7 @@ fn building_calls_a_module_as_often_as_documented() -> anyhow::Result<()> {
 /// An id out of range destroys the GPU's context.
 #[test]
 fn made_up_ids_stay_in_the_range_of_the_example() -> anyhow::Result<()> {
-    isolated("made_up_ids_stay_in_the_range_of_the_example", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let table = waves(3, (4, 5))?.to_device(&device)?;
         let function = move |t: &[Tensor]| Ok(vec![table.index_select(&(&t[0] - t[0].ones_like()?)?, 0)?.tanh()?]);

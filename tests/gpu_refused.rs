@@ -126,7 +126,7 @@ fn assert_a_second_device_is_detected(first: &Device, second: Device) -> anyhow:
 
 #[test]
 fn a_module_on_a_second_stream_is_detected_and_its_span_named() -> anyhow::Result<()> {
-    isolated("a_module_on_a_second_stream_is_detected_and_its_span_named", || {
+    isolated(|| {
         if gpu().is_none() {
             return Ok(());
         }
@@ -137,7 +137,7 @@ fn a_module_on_a_second_stream_is_detected_and_its_span_named() -> anyhow::Resul
 
 #[test]
 fn a_module_on_a_second_gpu_is_detected_and_its_span_named() -> anyhow::Result<()> {
-    isolated("a_module_on_a_second_gpu_is_detected_and_its_span_named", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let Some(second) = second_gpu() else { return Ok(()) };
         assert_a_second_device_is_detected(&device, second)

@@ -66,9 +66,8 @@ fn only_the_drivers_no_device_codes_skip() {
 
 #[test]
 fn a_test_in_a_process_of_its_own_fails_if_that_process_fails() -> anyhow::Result<()> {
-    let name = "a_test_in_a_process_of_its_own_fails_if_that_process_fails";
     let in_that_process = std::env::var("OPARA_ISOLATED_TEST").is_ok();
-    let outcome = isolated(name, || anyhow::bail!("as it should"));
+    let outcome = isolated(|| anyhow::bail!("as it should"));
     if in_that_process {
         return outcome;
     }

@@ -174,7 +174,7 @@ fn with_table(t: &[Tensor]) -> Result<Vec<Tensor>> {
 
 #[test]
 fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
-    isolated("two_threads_share_a_module_that_keeps_one_table", || {
+    isolated(|| {
         // With per-thread streams, threads that share a table must synchronise themselves.
         for device in devices()?.into_iter().take(2) {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;
@@ -217,7 +217,7 @@ fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
 /// On one thread: the table of the first shape is freed while its plan exists, and its memory is overwritten.
 #[test]
 fn a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times() -> anyhow::Result<()> {
-    isolated("a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let (log, report) = logged(Level::WARN, || {
             let fast = OparaExecutor::builder().build_fn(table_of_the_last_shape(), &rows(4, &device)?)?;

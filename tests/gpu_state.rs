@@ -67,7 +67,7 @@ fn state_that_only_a_later_shape_shows_is_an_error_of_that_call() -> anyhow::Res
 /// A pass whose capture was refused midway may have left tensors in the module.
 #[test]
 fn tensors_kept_by_a_refused_module_are_usable() -> anyhow::Result<()> {
-    isolated("tensors_kept_by_a_refused_module_are_usable", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let kept = Arc::new(Mutex::new(None::<Tensor>));
         let next = |x: &Tensor, before: Option<&Tensor>| -> Result<(Tensor, Tensor)> {

@@ -239,37 +239,45 @@ pub fn assert_branches_are_free(fast: &OparaExecutor, inputs: Result<Vec<Tensor>
 /// The time limit of a test in its own process. Only a deadlock takes that long.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs the test `name` in its own process, so that a crash, a hang or an unusable GPU does not fail other tests.
+/// Runs a test in its own process, so that a crash, a hang or an unusable GPU does not fail other tests. The closure stands in the
+/// test's function.
 ///
 /// # Errors
 /// The process fails, or is killed after five minutes.
-pub fn isolated(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
-    isolated_in(assert_cmd::Command::new(std::env::current_exe()?), name, test)
+pub fn isolated(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    isolated_in(assert_cmd::Command::new(std::env::current_exe()?), test)
 }
 
 /// The same in a process that can create files but not write to them, as on a full disk.
-pub fn isolated_on_a_full_disk(name: &str, test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+pub fn isolated_on_a_full_disk(test: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
     let mut shell = assert_cmd::Command::new("sh");
     // With the signal ignored, a write beyond the limit is an error.
     shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]).arg(std::env::current_exe()?);
-    isolated_in(shell, name, test)
+    isolated_in(shell, test)
 }
 
-fn isolated_in(
-    mut alone: assert_cmd::Command,
-    name: &str,
-    test: impl FnOnce() -> anyhow::Result<()>,
-) -> anyhow::Result<()> {
+fn isolated_in<F: FnOnce() -> anyhow::Result<()>>(mut alone: assert_cmd::Command, test: F) -> anyhow::Result<()> {
     const RUNNING: &str = "OPARA_ISOLATED_TEST";
+    let name = test_around::<F>();
     if std::env::var(RUNNING).is_ok_and(|running| running == name) {
         return test();
     }
     let output = alone.args([name, "--exact", "--nocapture"]).env(RUNNING, name).timeout(LIMIT).output()?;
-    println!("{}", String::from_utf8_lossy(&output.stdout));
+    let printed = String::from_utf8_lossy(&output.stdout);
+    println!("{printed}");
     eprintln!("{}", String::from_utf8_lossy(&output.stderr));
     let status = output.status;
     anyhow::ensure!(status.success(), "in a process of its own, killed after {LIMIT:?} if it hangs: {status}");
+    // A name that no test has would pass.
+    anyhow::ensure!(printed.contains("1 passed"), "there is no test `{name}`");
     Ok(())
+}
+
+/// The name of the test that a closure stands in: the closure's path, without the program before it.
+fn test_around<F>() -> &'static str {
+    let path = std::any::type_name::<F>();
+    let path = path.split_once("::").map_or(path, |(_, path)| path);
+    path.split_once("::{{closure}}").map_or(path, |(path, _)| path)
 }
 
 /// Two executors of one module with 6 columns are called alternately; one of them lends its outputs to the other.

@@ -4,8 +4,9 @@ use candle::{DType, Module, Tensor};
 use opara_candle::schedule::{Problem, Schedule};
 use opara_candle::{ops, Error, Mode, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
 
+use super::executor::Block;
+
 use super::common::{same_bits, waves, CPU};
-use super::Block;
 
 /// Every op on a stream of its own; without any waits if it is reckless.
 #[derive(Debug)]

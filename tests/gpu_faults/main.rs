@@ -77,7 +77,7 @@ fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_rebuilt() -> a
 #[test]
 fn failures_in_the_first_build_of_a_process() -> anyhow::Result<()> {
     let _alone = alone();
-    isolated("failures_in_the_first_build_of_a_process", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let function = module(&device)?;
         let inputs = one_on(0, &device)?;
@@ -102,7 +102,7 @@ fn failures_in_the_first_build_of_a_process() -> anyhow::Result<()> {
 #[test]
 fn without_a_second_handle_of_cudnn_the_module_runs_eagerly() -> anyhow::Result<()> {
     let _alone = alone();
-    isolated("without_a_second_handle_of_cudnn_the_module_runs_eagerly", || {
+    isolated(|| {
         let Some(device) = gpu().filter(|_| cfg!(feature = "cudnn")) else { return Ok(()) };
         let weight = waves(3, (8, 8, 3, 3))?.to_device(&device)?;
         let function = move |t: &[Tensor]| Ok(vec![t[0].conv2d(&weight, 1, 1, 1, 1)?.relu()?]);
@@ -340,7 +340,7 @@ fn a_module_that_fails_or_panics_at_any_call_leaks_nothing() -> anyhow::Result<(
 #[test]
 fn kernels_are_compiled_without_a_writable_cache_folder() -> anyhow::Result<()> {
     let _alone = alone();
-    isolated_on_a_full_disk("kernels_are_compiled_without_a_writable_cache_folder", || {
+    isolated_on_a_full_disk(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let folder = tempfile::tempdir()?;
         let function = module(&device)?;

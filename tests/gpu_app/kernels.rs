@@ -2,8 +2,6 @@
 //! calls, never from their names. Tests skip without a GPU, and say so.
 #![cfg(feature = "cuda")]
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
@@ -11,8 +9,9 @@ use anyhow::ensure;
 use candle::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 use candle::cuda_backend::{CudaStorage, WrapErr};
 use candle::{CpuStorage, DType, Device, InplaceOp1, InplaceOp2, Layout, Result, Tensor};
-use common::{answers_like, assert_same, built_or_stateful, gpu, isolated, waves};
 use opara_candle::{Mode, OparaExecutor, Policy};
+
+use super::common::{answers_like, assert_same, built_or_stateful, gpu, isolated, waves};
 
 /// x[i] = 3 x[i] + 1 for i < n.
 const PTX: &str = "
@@ -138,7 +137,7 @@ where
 
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
-    isolated("a_kernel_in_place_after_its_tensor_was_computed", || {
+    isolated(|| {
         assert_correct_under_every_policy(|name, x| {
             let y = x.affine(2., 0.5)?;
             y.inplace_op1(&ThriceAndOne(name))?;
@@ -149,7 +148,7 @@ fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
 
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
-    isolated("a_kernel_in_place_after_its_tensor_was_filled", || {
+    isolated(|| {
         assert_correct_under_every_policy(|name, x| {
             let ones = Tensor::ones(COUNT, DType::F32, x.device())?;
             ones.inplace_op1(&ThriceAndOne(name))?;
@@ -162,7 +161,7 @@ fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
 
 #[test]
 fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
-    isolated("a_kernel_in_place_between_two_readers", || {
+    isolated(|| {
         assert_correct_under_every_policy(|name, x| {
             let y = x.tanh()?;
             let before = y.sqr()?;
@@ -204,21 +203,15 @@ fn assert_alternating_writes_are_handled(write: fn(&Tensor, &Tensor) -> Result<(
 
 #[test]
 fn alternating_fills_of_two_buffers() -> anyhow::Result<()> {
-    isolated("alternating_fills_of_two_buffers", || {
-        assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&Clear))
-    })
+    isolated(|| assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&Clear)))
 }
 
 #[test]
 fn alternating_copies_to_two_buffers() -> anyhow::Result<()> {
-    isolated("alternating_copies_to_two_buffers", || {
-        assert_alternating_writes_are_handled(|buffer, x| buffer.inplace_op2(&x.affine(2., 1.)?, &CopyFrom))
-    })
+    isolated(|| assert_alternating_writes_are_handled(|buffer, x| buffer.inplace_op2(&x.affine(2., 1.)?, &CopyFrom)))
 }
 
 #[test]
 fn alternating_kernels_on_two_buffers() -> anyhow::Result<()> {
-    isolated("alternating_kernels_on_two_buffers", || {
-        assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&ThriceAndOne("epilogue")))
-    })
+    isolated(|| assert_alternating_writes_are_handled(|buffer, _| buffer.inplace_op1(&ThriceAndOne("epilogue"))))
 }

@@ -1,11 +1,10 @@
 //! Gradients: what an executor gives has one or says that it has none, and variables do not disturb inference.
 
-mod common;
-
 use candle::{DType, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use common::{assert_same, waves, CPU};
 use opara_candle::{nn, ops, Mode, OnStateful, OparaExecutor};
+
+use super::common::{assert_same, waves, CPU};
 
 #[track_caller]
 fn assert_names_executor(y: &Tensor) {

@@ -1,16 +1,15 @@
 //! The stages of building, on the CPU: each stage can be dumped to files, and building can stop after any stage.
 
-mod common;
-
 use std::fs;
 use std::path::Path;
 
 use candle::{Result, Tensor};
-use common::{assert_same, logged, one};
 use opara_candle::schedule::Schedule;
 use opara_candle::trace::Trace;
 use opara_candle::{ops, Mode, OparaExecutor, Stage};
 use tracing::Level;
+
+use super::common::{assert_same, logged, one};
 
 /// Two branches that join.
 fn branches(t: &[Tensor]) -> Result<Vec<Tensor>> {
@@ -60,7 +59,7 @@ fn every_stage_is_dumped_to_a_file() -> anyhow::Result<()> {
     assert_eq!(instantiated, schedule);
     let report: serde_json::Value = serde_json::from_slice(&fs::read(of_shapes.join(FILES[8]))?)?;
     assert_eq!((&report["mode"], &report["ops"]), (&"threads".into(), &3.into()));
-    fast.call(&[Tensor::zeros((2, 6), candle::DType::F32, common::CPU)?])?;
+    fast.call(&[Tensor::zeros((2, 6), candle::DType::F32, super::common::CPU)?])?;
     assert_eq!(names(folder.path())?, ["f32-2x6", SHAPES], "other shapes have a folder of their own");
     Ok(())
 }

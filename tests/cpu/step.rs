@@ -1,17 +1,16 @@
 //! Steps that carry a state on, on the CPU.
 
-mod common;
-
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
 use candle::{DType, Device, Result, Tensor};
-use common::writing::{assert_same, input, step, Writing};
 use opara_candle::trace::Role;
 use opara_candle::{
     ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor,
 };
+
+use super::common::writing::{assert_same, input, step, Writing};
 
 const CPU: &Device = &Device::Cpu;
 

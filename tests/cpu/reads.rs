@@ -1,13 +1,12 @@
 //! Modules on the CPU whose host code reads values by plain candle code: by default none of them is replayed. And modules that read
 //! none, which are.
 
-mod common;
-
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, IndexOp, Result, Tensor, D};
-use common::{assert_same, waves, CPU};
 use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor};
+
+use super::common::{assert_same, waves, CPU};
 
 type Inputs<'a> = &'a [Tensor];
 type Module = fn(Inputs) -> Result<Vec<Tensor>>;
@@ -183,7 +182,7 @@ fn a_module_that_reads_a_value_is_never_replayed_on_the_wrong_side() -> anyhow::
             is_wrong |= promised.call(&inputs).is_ok_and(|got| {
                 got.iter()
                     .zip(&expected)
-                    .any(|(a, b)| a.dims() != b.dims() || !common::same_bits(a, b).unwrap_or(false))
+                    .any(|(a, b)| a.dims() != b.dims() || !super::common::same_bits(a, b).unwrap_or(false))
             });
         }
         wrong_by_promise += usize::from(is_wrong);

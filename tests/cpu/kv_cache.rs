@@ -1,16 +1,15 @@
 //! Decoders in candle's style on a cache of fixed size, on the CPU.
 
-mod common;
-
 use candle::{Device, Result, Tensor};
-use common::decoder::{TinyDecoder, CONTEXT};
 use opara_candle::Mode;
+
+use super::common::decoder::{TinyDecoder, CONTEXT};
 
 const CPU: &Device = &Device::Cpu;
 
 #[test]
 fn a_cache_gives_what_a_pass_over_all_tokens_gives() -> opara_candle::Result<()> {
-    common::decoder::assert_writes_like_whole_passes(CPU, Mode::Threads)
+    super::common::decoder::assert_writes_like_whole_passes(CPU, Mode::Threads)
 }
 
 #[test]

@@ -1,7 +1,5 @@
 //! Builds and calls of one executor on several threads, on rayon's among them: nothing waits for a build. A test that hangs is killed.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -9,10 +7,11 @@ use std::thread;
 
 use anyhow::ensure;
 use candle::{DType, Module, Result, Tensor};
-use common::{assert_same, isolated, same_bits, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor, StepExecutor};
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use super::common::{assert_same, isolated, same_bits, waves, CPU};
 
 /// Rows whose build calls the executor again.
 const BUILT: usize = 3;
@@ -54,7 +53,7 @@ fn calling_itself(
 
 #[test]
 fn a_module_may_wait_for_a_pool_whose_threads_call_its_executor() -> anyhow::Result<()> {
-    isolated("a_module_may_wait_for_a_pool_whose_threads_call_its_executor", || {
+    isolated(|| {
         let pool = pool(2);
         let inside = pool.clone();
         let fast = calling_itself(move |fast| {
@@ -70,7 +69,7 @@ fn a_module_may_wait_for_a_pool_whose_threads_call_its_executor() -> anyhow::Res
 
 #[test]
 fn a_module_may_wait_for_a_thread_that_calls_its_executor() -> anyhow::Result<()> {
-    isolated("a_module_may_wait_for_a_thread_that_calls_its_executor", || {
+    isolated(|| {
         let fast =
             calling_itself(|fast| thread::scope(|scope| scope.spawn(|| call(fast, 4)).join().expect("no panic")))?;
         call(&fast, BUILT)?;
@@ -81,7 +80,7 @@ fn a_module_may_wait_for_a_thread_that_calls_its_executor() -> anyhow::Result<()
 /// What the module keeps for the latest shape is replaced by another call while a shape is built: that is no state of its own.
 #[test]
 fn a_build_beside_other_calls_does_not_take_their_table_for_state() -> anyhow::Result<()> {
-    isolated("a_build_beside_other_calls_does_not_take_their_table_for_state", || {
+    isolated(|| {
         let itself: Arc<OnceLock<Weak<OparaExecutor>>> = Arc::default();
         let (of, latest, passes) = (itself.clone(), Mutex::new(2), AtomicUsize::new(0));
         let keeping = move |x: &Tensor| {
@@ -111,7 +110,7 @@ fn a_build_beside_other_calls_does_not_take_their_table_for_state() -> anyhow::R
 
 #[test]
 fn a_look_at_a_new_shape_does_not_wait_for_a_build() -> anyhow::Result<()> {
-    isolated("a_look_at_a_new_shape_does_not_wait_for_a_build", || {
+    isolated(|| {
         let fast = calling_itself(|fast| {
             let look =
                 || Ok::<_, anyhow::Error>((fast.report_for(&[rows(4)?]), fast.trace(&[rows(4)?]), fast.report()));
@@ -128,7 +127,7 @@ fn a_look_at_a_new_shape_does_not_wait_for_a_build() -> anyhow::Result<()> {
 
 #[test]
 fn a_step_may_wait_for_a_pool_whose_threads_step_other_states() -> anyhow::Result<()> {
-    isolated("a_step_may_wait_for_a_pool_whose_threads_step_other_states", || {
+    isolated(|| {
         type Steps = StepExecutor<Tensor>;
         let add = |fast: &Steps, n: usize| -> anyhow::Result<()> {
             let (x, mut sum) = (rows(n)?, Tensor::ones(6, DType::F32, CPU)?);
@@ -157,7 +156,7 @@ fn a_step_may_wait_for_a_pool_whose_threads_step_other_states() -> anyhow::Resul
 
 #[test]
 fn a_thread_of_a_pool_records_its_own_module_alone() -> anyhow::Result<()> {
-    isolated("a_thread_of_a_pool_records_its_own_module_alone", || {
+    isolated(|| {
         // A thread that waits for a task takes those of others meanwhile.
         let split = |x: &Tensor| {
             rayon::yield_now();
@@ -185,7 +184,7 @@ fn a_thread_of_a_pool_records_its_own_module_alone() -> anyhow::Result<()> {
 
 #[test]
 fn a_replay_does_not_wait_for_a_pool_whose_threads_wait_for_the_caller() -> anyhow::Result<()> {
-    isolated("a_replay_does_not_wait_for_a_pool_whose_threads_wait_for_the_caller", || {
+    isolated(|| {
         let (fast, lock) = (OparaExecutor::new(module, &rows(2)?)?, Mutex::new(()));
         let (enter, entered) = channel();
         rayon::in_place_scope(|scope| {

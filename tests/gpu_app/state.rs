@@ -2,16 +2,15 @@
 //! a weight that shares memory with the input. Also on the CPU where that applies. GPU tests skip without a GPU or the
 //! feature `cuda`, and say so.
 
-mod common;
-
 use std::slice::from_ref;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Barrier, Mutex};
 
 use anyhow::ensure;
 use candle::{DType, Device, Result, Tensor};
-use common::{assert_same, built_or_stateful, devices, gpu, isolated, same_bits, waves, CPU};
 use opara_candle::{ops, Error, OparaExecutor};
+
+use super::common::{assert_same, built_or_stateful, devices, gpu, isolated, same_bits, waves, CPU};
 
 /// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
@@ -89,7 +88,7 @@ fn threads_share_a_module_with_a_table_for_one_shape_on_the_cpu() -> anyhow::Res
 
 #[test]
 fn threads_share_a_module_with_a_table_for_one_shape_on_a_gpu() -> anyhow::Result<()> {
-    isolated("threads_share_a_module_with_a_table_for_one_shape_on_a_gpu", || {
+    isolated(|| {
         for device in devices()? {
             share_an_executor(&device, 2)?;
             share_an_executor(&device, 4)?;
@@ -108,7 +107,7 @@ fn counting(counter: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Clon
 
 #[test]
 fn a_counter_on_the_device_counts_only_calls() -> anyhow::Result<()> {
-    isolated("a_counter_on_the_device_counts_only_calls", || {
+    isolated(|| {
         for device in devices()? {
             for (verify, stress) in [(true, 0), (false, 0), (true, 4)] {
                 let zero = || Tensor::zeros(1, DType::F32, &device);
@@ -145,7 +144,7 @@ fn overwriting(weight: Tensor) -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Cl
 
 #[test]
 fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> {
-    isolated("an_input_shares_memory_with_a_weight_that_is_written", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         // A weight inside a larger tensor. The inputs are parts of that tensor, too: the same rows, some of them, and
         // others.
@@ -174,12 +173,12 @@ fn an_input_shares_memory_with_a_weight_that_is_written() -> anyhow::Result<()> 
 /// The module reads other memory at every call. It must run eagerly, or building must report that it keeps state.
 #[test]
 fn a_table_that_another_thread_replaces_in_the_middle_of_a_capture() -> anyhow::Result<()> {
-    isolated("a_table_that_another_thread_replaces_in_the_middle_of_a_capture", || {
+    isolated(|| {
         for device in devices()? {
             let table = Arc::new(Mutex::new(positions(4, &device)?));
             device.synchronize()?;
             let replaced = table.clone();
-            let other = common::Meanwhile::new(move |_| {
+            let other = super::common::Meanwhile::new(move |_| {
                 let mut table = replaced.lock().expect(FREE);
                 let same = table.copy()?;
                 table.device().synchronize()?;
@@ -245,7 +244,7 @@ fn send_to_another_thread(device: &Device) -> anyhow::Result<()> {
 
 #[test]
 fn a_tensor_sent_to_another_thread_during_a_capture_is_readable() -> anyhow::Result<()> {
-    isolated("a_tensor_sent_to_another_thread_during_a_capture_is_readable", || match gpu() {
+    isolated(|| match gpu() {
         Some(device) => send_to_another_thread(&device),
         None => Ok(()),
     })

@@ -1,13 +1,12 @@
 //! Threads with plain candle code while executors are built, as in an application: every result is right, no call
 //! fails, and every module is captured. Tests skip without a GPU or the feature `cuda`, and say so.
 
-mod common;
-
 use anyhow::ensure;
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::ops::softmax_last_dim;
-use common::{beside, counts, devices, gpu, isolated, same_bits, waves, Meanwhile, Round};
 use opara_candle::{Mode, OparaExecutor};
+
+use super::common::{beside, counts, devices, gpu, isolated, same_bits, waves, Meanwhile, Round};
 
 const WIDTH: usize = 64;
 
@@ -92,7 +91,7 @@ impl Plain {
 
 #[test]
 fn tensors_created_while_new_shapes_are_built_are_right() -> anyhow::Result<()> {
-    isolated("tensors_created_while_new_shapes_are_built_are_right", || {
+    isolated(|| {
         for device in devices()? {
             let module = module(&device)?;
             let cases = cases(&device, &module, 2..42)?;
@@ -144,24 +143,22 @@ fn assert_plain_code_is_right_during(building: &[Building]) -> anyhow::Result<()
 
 #[test]
 fn plain_code_is_right_while_new_shapes_are_built() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_while_new_shapes_are_built", || assert_plain_code_is_right_during(&[new_shapes]))
+    isolated(|| assert_plain_code_is_right_during(&[new_shapes]))
 }
 
 #[test]
 fn plain_code_is_right_during_evictions() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_during_evictions", || assert_plain_code_is_right_during(&[evictions]))
+    isolated(|| assert_plain_code_is_right_during(&[evictions]))
 }
 
 #[test]
 fn plain_code_is_right_while_executors_are_built() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_while_executors_are_built", || assert_plain_code_is_right_during(&[new_executors]))
+    isolated(|| assert_plain_code_is_right_during(&[new_executors]))
 }
 
 #[test]
 fn plain_code_is_right_during_all_of_these() -> anyhow::Result<()> {
-    isolated("plain_code_is_right_during_all_of_these", || {
-        assert_plain_code_is_right_during(&[new_shapes, evictions, new_executors])
-    })
+    isolated(|| assert_plain_code_is_right_during(&[new_shapes, evictions, new_executors]))
 }
 
 /// An action of another thread on the device in the middle of a captured forward pass.
@@ -203,7 +200,7 @@ fn acts(device: &Device) -> Result<Vec<(&'static str, Act)>> {
 
 #[test]
 fn actions_of_another_thread_during_a_capture_are_not_captured() -> anyhow::Result<()> {
-    isolated("actions_of_another_thread_during_a_capture_are_not_captured", || {
+    isolated(|| {
         for device in devices()? {
             let plain = module(&device)?;
             let cases = cases(&device, &plain, 2..5)?;
@@ -232,7 +229,7 @@ fn actions_of_another_thread_during_a_capture_are_not_captured() -> anyhow::Resu
 /// Creating a device creates cuBLAS and cuRAND handles, which both wait for the whole GPU.
 #[test]
 fn new_devices_draws_and_waits_on_other_threads_do_not_break_captures() -> anyhow::Result<()> {
-    isolated("new_devices_draws_and_waits_on_other_threads_do_not_break_captures", || {
+    isolated(|| {
         for device in devices()? {
             let module = module(&device)?;
             let cases = cases(&device, &module, 2..32)?;
@@ -254,7 +251,7 @@ fn new_devices_draws_and_waits_on_other_threads_do_not_break_captures() -> anyho
 /// A captured module that waits or draws is refused; a concurrent capture of another module is not affected.
 #[test]
 fn a_module_that_waits_or_draws_does_not_break_the_capture_of_another() -> anyhow::Result<()> {
-    isolated("a_module_that_waits_or_draws_does_not_break_the_capture_of_another", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let module = module(&device)?;
         let cases = cases(&device, &module, 2..32)?;

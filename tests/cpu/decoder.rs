@@ -1,14 +1,13 @@
 //! Decoders that cannot be cloned: a function makes a model for each text. On the CPU they run eagerly.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Result, Tensor};
 use candle_transformers::models::{bigcode, stable_lm};
-use common::{assert_same, CPU};
 use opara_candle::{DecoderError, DecoderExecutor, Error, OparaExecutor};
+
+use super::common::{assert_same, CPU};
 
 fn tokens(n: u32) -> Result<Tensor> {
     Tensor::from_iter((0..n).map(|i| i * 7 % 50), CPU)?.unsqueeze(0)

@@ -1,15 +1,14 @@
 //! Usage patterns on the CPU: dtypes, layouts, aliasing outputs, nesting, threads, sizes.
 
-mod common;
-
 use std::sync::{Arc, OnceLock};
 
 use candle::{DType, Module, Result, Tensor, D};
-use common::{
+use opara_candle::{ops, Mode, OparaExecutor};
+
+use super::common::{
     alternate_and_borrow, answers_like, assert_branches_are_free, assert_same, counts, layouts, one, refused, replayed,
     waves, CPU, DTYPES,
 };
-use opara_candle::{ops, Mode, OparaExecutor};
 
 #[test]
 fn every_dtype_can_be_an_input_and_an_output() {

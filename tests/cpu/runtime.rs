@@ -1,16 +1,15 @@
 //! The executor after it was built, on the CPU: evicted shapes, borrowed outputs, modules that change, re-checks,
 //! threads.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, Mutex};
 use std::thread;
 
 use candle::{DType, Module, Result, Tensor, Var};
-use common::{assert_nine_shapes_settle, assert_same, counted, logged, one, stopped_at, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
 use tracing::Level;
+
+use super::common::{assert_nine_shapes_settle, assert_same, counted, logged, one, stopped_at, waves, CPU};
 
 fn rows(n: usize) -> Result<[Tensor; 1]> {
     Ok([waves(n, (n, 6))?])

@@ -1,16 +1,15 @@
 //! Answers that one thread drops while another builds new shapes. Tests skip without a GPU or the feature `cuda`, and
 //! say so.
 
-mod common;
-
 use std::sync::mpsc::{channel, Receiver};
 use std::sync::Arc;
 
 use anyhow::ensure;
 use candle::{DType, Device, Module, Result, Tensor};
-use common::{beside, devices, isolated, same_bits, waves, Meanwhile};
 use opara_candle::{device_memory, Mode, OparaExecutor};
 use parking_lot::Mutex;
+
+use super::common::{beside, devices, isolated, same_bits, waves, Meanwhile};
 
 /// Columns of an input: an answer with 64 rows takes half a MiB.
 const WIDTH: usize = 2048;
@@ -67,7 +66,7 @@ fn assert_pool_is_left_as_it_was(device: &Device, scenario: impl Fn() -> anyhow:
 
 #[test]
 fn answers_dropped_while_new_shapes_are_built_are_freed() -> anyhow::Result<()> {
-    isolated("answers_dropped_while_new_shapes_are_built_are_freed", || {
+    isolated(|| {
         for device in devices()? {
             let scenario = || -> anyhow::Result<()> {
                 let fast = OparaExecutor::builder().max_shapes(64).build(plain, &rows(&device, 64)?)?;
@@ -89,7 +88,7 @@ fn answers_dropped_while_new_shapes_are_built_are_freed() -> anyhow::Result<()> 
 
 #[test]
 fn answers_dropped_in_the_middle_of_a_capture_are_freed() -> anyhow::Result<()> {
-    isolated("answers_dropped_in_the_middle_of_a_capture_are_freed", || {
+    isolated(|| {
         for device in devices()? {
             let scenario = || -> anyhow::Result<()> {
                 let earlier = OparaExecutor::new(plain, &rows(&device, 64)?)?;

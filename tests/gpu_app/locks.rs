@@ -2,16 +2,15 @@
 //! hold none of its locks while a module runs. And threads of rayon's pool, all of which may wait for builds. On the CPU and on a GPU. GPU
 //! tests skip without a GPU or the feature `cuda`, and say so.
 
-mod common;
-
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex};
 
 use anyhow::ensure;
 use candle::{DType, Device, Module, Result, Tensor};
-use common::{gpu, isolated, same_bits, waves, CPU};
 use opara_candle::{ops, Mode, Numerics, OparaExecutor};
 use rayon::prelude::*;
+
+use super::common::{gpu, isolated, same_bits, waves, CPU};
 
 /// Message for taking a lock.
 const FREE: &str = "no panic holds this lock";
@@ -86,21 +85,17 @@ fn call_both_with_old_and_new_shapes(device: &Device, made: Made) -> anyhow::Res
 
 #[test]
 fn a_lock_around_a_call_and_inside_a_module_on_the_cpu() -> anyhow::Result<()> {
-    isolated("a_lock_around_a_call_and_inside_a_module_on_the_cpu", || {
-        call_both_with_old_and_new_shapes(CPU, Made::Here)
-    })
+    isolated(|| call_both_with_old_and_new_shapes(CPU, Made::Here))
 }
 
 #[test]
 fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_the_cpu() -> anyhow::Result<()> {
-    isolated("a_lock_around_a_call_and_inside_a_module_on_its_thread_on_the_cpu", || {
-        call_both_with_old_and_new_shapes(CPU, Made::OnTheirThread)
-    })
+    isolated(|| call_both_with_old_and_new_shapes(CPU, Made::OnTheirThread))
 }
 
 #[test]
 fn a_lock_around_a_call_and_inside_a_module_on_a_gpu() -> anyhow::Result<()> {
-    isolated("a_lock_around_a_call_and_inside_a_module_on_a_gpu", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         call_both_with_old_and_new_shapes(&device, Made::Here)
     })
@@ -108,7 +103,7 @@ fn a_lock_around_a_call_and_inside_a_module_on_a_gpu() -> anyhow::Result<()> {
 
 #[test]
 fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu() -> anyhow::Result<()> {
-    isolated("a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         call_both_with_old_and_new_shapes(&device, Made::OnTheirThread)
     })
@@ -116,7 +111,7 @@ fn a_lock_around_a_call_and_inside_a_module_on_its_thread_on_a_gpu() -> anyhow::
 
 #[test]
 fn all_rayon_threads_may_build() -> anyhow::Result<()> {
-    isolated("all_rayon_threads_may_build", || {
+    isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let on_gpu = |n: usize, rows: usize| waves(n, (rows, 64))?.to_device(&device)?.to_dtype(DType::F16);
         let (x, weight, bias) = (on_gpu(1, 32)?, on_gpu(2, 64)?, on_gpu(3, 1)?);

@@ -1,15 +1,14 @@
 //! Modules on the CPU that are not pure functions of inputs and weights: state, read-backs, random numbers.
 
-mod common;
-
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use candle::{DType, Result, Tensor};
-use common::{
+use opara_candle::{ops, Builder, Error, Mode, OnStateful, OnUncapturable, OparaExecutor};
+
+use super::common::{
     answers_like, assert_same, assert_same_state_as, calls_while_built, one, refused, same_bits, stateful, waves, CPU,
 };
-use opara_candle::{ops, Builder, Error, Mode, OnStateful, OnUncapturable, OparaExecutor};
 
 /// A module that appends to a cache, and returns the whole cache.
 fn growing() -> impl Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync + 'static {

@@ -1,12 +1,11 @@
 //! Ids that start at 1: building an executor must not pass the module an integer outside the range of its example.
 //! Tests skip without a GPU or the feature `cuda`, and say so.
 
-mod common;
-
 use anyhow::ensure;
 use candle::{DType, Device, Result, Tensor};
-use common::{assert_same, gpu, isolated, waves};
 use opara_candle::OparaExecutor;
+
+use super::common::{assert_same, gpu, isolated, waves};
 
 /// Rows of the table.
 const ROWS: usize = 10;
@@ -51,7 +50,7 @@ fn assert_ids_stay_in_range(example: &[u32]) -> anyhow::Result<()> {
 
 #[test]
 fn an_example_with_only_the_smallest_id() -> anyhow::Result<()> {
-    isolated("an_example_with_only_the_smallest_id", || {
+    isolated(|| {
         assert_ids_stay_in_range(&[1])?;
         assert_ids_stay_in_range(&[1, 1, 1])
     })
@@ -59,10 +58,10 @@ fn an_example_with_only_the_smallest_id() -> anyhow::Result<()> {
 
 #[test]
 fn an_example_with_only_the_largest_id() -> anyhow::Result<()> {
-    isolated("an_example_with_only_the_largest_id", || assert_ids_stay_in_range(&[10, 10, 10]))
+    isolated(|| assert_ids_stay_in_range(&[10, 10, 10]))
 }
 
 #[test]
 fn an_example_with_different_ids() -> anyhow::Result<()> {
-    isolated("an_example_with_different_ids", || assert_ids_stay_in_range(&[1, 10, 4]))
+    isolated(|| assert_ids_stay_in_range(&[1, 10, 4]))
 }

@@ -1,10 +1,9 @@
 //! Modules on the CPU whose host code branches on values: does building detect it, and with which examples?
 
-mod common;
-
 use candle::{DType, Result, Tensor};
-use common::{answers_like, refused, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
+
+use super::common::{answers_like, refused, waves, CPU};
 
 /// An input with only positive elements, and its negative.
 fn positive(i: usize) -> Result<Vec<Tensor>> {

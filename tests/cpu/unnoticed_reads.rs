@@ -1,13 +1,12 @@
 //! Modules on the CPU whose host code learns of values without a word: it goes on where a read fails, prints tensors, looks at memory or at
 //! the shape of a result.
 
-mod common;
-
 use std::sync::{Arc, Mutex};
 
 use candle::{CpuStorage, CustomOp1, DType, Layout, Result, Shape, Storage, Tensor};
-use common::{assert_same, same_bits, waves, CPU};
 use opara_candle::{ops, Error, Mode, OparaExecutor};
+
+use super::common::{assert_same, same_bits, waves, CPU};
 
 type Inputs<'a> = &'a [Tensor];
 type Module = fn(Inputs) -> Result<Vec<Tensor>>;

@@ -1,14 +1,13 @@
 //! Modules that fail while executors are built on the CPU, and cache folders that cannot store anything.
 
-mod common;
-
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use candle::{Result, Tensor};
-use common::{assert_same, isolated_on_a_full_disk, one, waves};
 use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Tuning};
+
+use super::common::{assert_same, isolated_on_a_full_disk, one, waves};
 
 /// The number of times that building calls a module: see `OparaExecutor::new`.
 const CALLS: usize = 12;
@@ -127,7 +126,7 @@ fn tuning_works_without_a_writable_cache_folder() -> anyhow::Result<()> {
 #[cfg(target_os = "linux")]
 #[test]
 fn tuning_works_on_a_full_disk() -> anyhow::Result<()> {
-    isolated_on_a_full_disk("tuning_works_on_a_full_disk", || {
+    isolated_on_a_full_disk(|| {
         let folder = tempfile::tempdir()?;
         assert!(std::fs::write(folder.path().join("more"), b"more").is_err(), "the disk is full");
         std::fs::remove_file(folder.path().join("more"))?;

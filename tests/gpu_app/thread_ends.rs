@@ -1,15 +1,14 @@
 //! Threads that end with tensors in their thread-locals, and with the cuDNN handle that candle keeps there. On the CPU
 //! and on a GPU. GPU tests skip without a GPU or the feature `cuda`, and say so.
 
-mod common;
-
 use std::cell::RefCell;
 use std::thread;
 
 use anyhow::ensure;
 use candle::{DType, Device, Module, Result, Tensor};
-use common::{beside, counts, devices, isolated, same_bits, waves, CPU};
 use opara_candle::{Mode, OparaExecutor};
+
+use super::common::{beside, counts, devices, isolated, same_bits, waves, CPU};
 
 thread_local! {
     /// The mask for the last number of rows on this thread.
@@ -100,19 +99,19 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
 
 #[test]
 fn threads_end_with_tensors_of_the_cpu() -> anyhow::Result<()> {
-    isolated("threads_end_with_tensors_of_the_cpu", || threads_end(CPU))
+    isolated(|| threads_end(CPU))
 }
 
 #[test]
 fn threads_end_with_tensors_of_a_gpu() -> anyhow::Result<()> {
-    isolated("threads_end_with_tensors_of_a_gpu", || devices()?.iter().try_for_each(threads_end))
+    isolated(|| devices()?.iter().try_for_each(threads_end))
 }
 
 /// When a thread that has run a convolution ends, it destroys its cuDNN handle, for which the library waits for the
 /// whole GPU.
 #[test]
 fn threads_with_convolutions_may_end_while_new_shapes_are_built() -> anyhow::Result<()> {
-    isolated("threads_with_convolutions_may_end_while_new_shapes_are_built", || {
+    isolated(|| {
         for device in devices()? {
             let weight = counts(1, (8, 4, 3, 3), DType::F32)?;
             let image = counts(2, (1, 4, 12, 12), DType::F32)?;
@@ -144,7 +143,7 @@ fn threads_with_convolutions_may_end_while_new_shapes_are_built() -> anyhow::Res
 /// If each thread has its own stream, the driver hangs when a thread ends with pending work while another one builds.
 #[test]
 fn threads_end_with_work_on_their_own_stream_beside_building() -> anyhow::Result<()> {
-    isolated("threads_end_with_work_on_their_own_stream_beside_building", || {
+    isolated(|| {
         let Some(device) = devices()?.pop() else { return Ok(()) };
         let module = |x: &Tensor| x.tanh()?.sqr();
         let fast = OparaExecutor::new(module, &rows(&device, 2)?)?;
