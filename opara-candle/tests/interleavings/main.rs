@@ -1,12 +1,11 @@
 //! The library's own locks under loom, which runs a test in every order of its threads' steps. A thread that nobody wakes is a deadlock,
 //! which loom reports.
 
-// Parts of these are for the library alone.
-#[allow(dead_code)]
+#![allow(dead_code, reason = "parts of the library's files are for the library alone")]
+
 #[path = "../../src/cuda/driver/free_watch.rs"]
 mod free_watch;
 mod frees;
-#[allow(dead_code)]
 #[path = "../../src/output_lock.rs"]
 mod output_lock;
 mod outputs;
