@@ -9,6 +9,46 @@ use super::{size, weight};
 /// Those that compare, and so read all that is inside of what they are given, several times.
 const COMPARING: &[&str] = &["sort", "unique", "groupby", "min", "max", "dictsort", "sum"];
 
+/// Tests that compare, by all their names.
+const COMPARING_TESTS: &[&str] = &[
+    "eq",
+    "equalto",
+    "==",
+    "ne",
+    "!=",
+    "lt",
+    "lessthan",
+    "<",
+    "le",
+    "<=",
+    "gt",
+    "greaterthan",
+    ">",
+    "ge",
+    ">=",
+    "in",
+    "sameas",
+];
+
+/// Filters that make a list of a text's letters.
+const LISTING: &[&str] = &[
+    "list",
+    "sort",
+    "unique",
+    "groupby",
+    "map",
+    "select",
+    "reject",
+    "selectattr",
+    "rejectattr",
+    "batch",
+    "slice",
+    "min",
+    "max",
+    "sum",
+    "join",
+];
+
 /// An environment with bounds around whatever is put into it.
 pub(super) struct Operations<'a>(&'a mut Environment<'static>);
 
@@ -58,25 +98,7 @@ impl<'a> Operations<'a> {
     {
         let test = Value::from_function(test);
         // Most look at the kind of a value alone.
-        let is_comparing = matches!(
-            name,
-            "eq" | "equalto"
-                | "=="
-                | "ne"
-                | "!="
-                | "lt"
-                | "lessthan"
-                | "<"
-                | "le"
-                | "<="
-                | "gt"
-                | "greaterthan"
-                | ">"
-                | "ge"
-                | ">="
-                | "in"
-                | "sameas"
-        );
+        let is_comparing = COMPARING_TESTS.contains(&name);
         self.0.add_test(name, move |state: &State, args: Rest<Value>| {
             match is_comparing {
                 true => args.iter().try_for_each(weight::compared)?,
@@ -94,9 +116,6 @@ impl<'a> Operations<'a> {
         // It writes all that a template holds, however deep that is.
         self.0.remove_global("debug");
         self.add_function("namespace", functions::namespace);
-        self.0.add_function("range", |state: &State, args: Rest<Value>| {
-            Value::from_function(functions::range).call(state, &args)
-        });
         self.add_filter("safe", filters::safe);
         self.add_filter("reverse", filters::reverse);
         self.add_filter("default", filters::default);
@@ -143,21 +162,17 @@ impl<'a> Operations<'a> {
 
 /// Calls something that pays for what it is given and for what it gives.
 fn bounded(function: &Value, name: &str, state: &State, args: &[Value]) -> Result<Value, Error> {
-    let is_comparing = COMPARING.contains(&name);
+    let (is_comparing, makes_lists) = (COMPARING.contains(&name), LISTING.contains(&name));
     for (at, arg) in args.iter().enumerate() {
-        match arg.as_str().is_some() || makes_lists(name) {
+        match arg.as_str().is_some() || makes_lists {
             true => weight::worked(arg)?,
             false => weight::read(arg)?,
         }
         if is_comparing {
-            let items = arg.as_str().map_or_else(|| arg.len().unwrap_or(0), str::len);
-            // A list is sorted in as many turns as the number of its items has bits.
-            for _ in 0..usize::BITS - items.leading_zeros() {
-                weight::compared(arg)?;
-            }
+            weight::sorted(arg)?;
         }
         // A text is a list of its letters here.
-        if at == 0 && makes_lists(name) {
+        if at == 0 && makes_lists {
             size::check_list(arg.as_str().map_or(0, str::len))?;
         }
         if matches!(name, "namespace" | "cycler") {
@@ -165,26 +180,4 @@ fn bounded(function: &Value, name: &str, state: &State, args: &[Value]) -> Resul
         }
     }
     weight::made(function.call(state, args)?)
-}
-
-/// Does the filter make lists of letters?
-fn makes_lists(name: &str) -> bool {
-    matches!(
-        name,
-        "list"
-            | "sort"
-            | "unique"
-            | "groupby"
-            | "map"
-            | "select"
-            | "reject"
-            | "selectattr"
-            | "rejectattr"
-            | "batch"
-            | "slice"
-            | "min"
-            | "max"
-            | "sum"
-            | "join"
-    )
 }

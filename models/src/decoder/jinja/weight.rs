@@ -1,4 +1,5 @@
-//! What values weigh. Every value of a template is small, shallow and complete: nothing is computed later, where no one pays for it.
+//! What values weigh. A value that an operation makes is small and complete: nothing is computed later, where no one pays for it. One that a
+//! name is set to is shallow, too.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, Value};
@@ -23,45 +24,58 @@ fn is_changing(value: &Value) -> bool {
 
 /// Pays for a value that an operation reads, but not for what is inside of its items.
 pub(super) fn read(value: &Value) -> Result<(), Error> {
+    items_read(value, 1)
+}
+
+/// Pays for a value that a filter or a method works on. It does something with each letter and item.
+pub(super) fn worked(value: &Value) -> Result<(), Error> {
+    items_read(value, EACH)
+}
+
+fn items_read(value: &Value, times: usize) -> Result<(), Error> {
     match value.as_str() {
-        Some(text) => budget::read_text(text.len()),
+        Some(text) => budget::read_text(text.len().saturating_mul(times)),
         None if matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) => {
-            budget::read_items(value.len().unwrap_or(1).max(1))
+            budget::read_items(value.len().unwrap_or(1).max(1).saturating_mul(times))
         }
         None => Ok(()),
     }
 }
 
-/// Pays for a value that a filter or a method works on. It does something with each letter and item.
-pub(super) fn worked(value: &Value) -> Result<(), Error> {
-    (0..EACH).try_for_each(|_| read(value))
-}
-
 /// Pays for a value that is read with all that is inside of it, as comparing does.
 pub(super) fn compared(value: &Value) -> Result<(), Error> {
-    deep(value, 0)
+    deep(value, 1, 0)
 }
 
-fn deep(value: &Value, depth: usize) -> Result<(), Error> {
-    if let Some(text) = value.as_str() {
-        return budget::read_text(text.len() + 1);
+/// [`compared`], as often as sorting compares each item: a list is sorted in as many turns as the number of its items has bits.
+pub(super) fn sorted(value: &Value) -> Result<(), Error> {
+    let items = value.as_str().map_or_else(|| value.len().unwrap_or(0), str::len);
+    match (usize::BITS - items.leading_zeros()) as usize {
+        0 => Ok(()),
+        turns => deep(value, turns, 0),
     }
-    budget::visit()?;
+}
+
+fn deep(value: &Value, times: usize, depth: usize) -> Result<(), Error> {
+    if let Some(text) = value.as_str() {
+        return budget::read_text((text.len() + 1).saturating_mul(times));
+    }
+    budget::visit(times)?;
     if depth > MOST_COMPARED_DEPTH {
         return Err(size::too_large());
     }
     match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| deep(&item, depth + 1)),
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter()?.try_for_each(|item| deep(&item, times, depth + 1)),
         ValueKind::Map if is_changing(value) => Ok(()),
         ValueKind::Map => value.try_iter()?.try_for_each(|key| {
-            deep(&key, depth + 1)?;
-            deep(&item(value, &key), depth + 1)
+            deep(&key, times, depth + 1)?;
+            deep(&item(value, &key), times, depth + 1)
         }),
         _ => Ok(()),
     }
 }
 
-/// A value that an operation made, complete, if it is small and shallow enough. Pays for it.
+/// A value that an operation made, complete, if it is small enough. Pays for it.
 pub(super) fn made(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         size::check_text(text.len())?;
@@ -129,7 +143,7 @@ fn inside(
         return Ok(());
     }
     size::check_depth(depth)?;
-    budget::visit()?;
+    budget::visit(1)?;
     for item in value.try_iter()? {
         *count += 1;
         budget::read_items(1)?;
