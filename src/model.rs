@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use candle::{Device, Module, Tensor};
-use opara_candle::{ops, Builder, OparaExecutor, Policy};
+use opara_candle::{ops, Builder, BuiltIn, OparaExecutor};
 
 use crate::{Latencies, Options, Run};
 
@@ -94,7 +94,7 @@ impl Show {
         }
         let sequential = self
             .compare
-            .then(|| model.executor(OparaExecutor::builder().policy(Policy::Sequential), example))
+            .then(|| model.executor(OparaExecutor::builder().scheduler(BuiltIn::Sequential), example))
             .transpose()?;
         let sequential = sequential.as_ref().map(|graph| || Ok(graph.call(example)?));
         let (eager, replay) = (|| model.call(example), || Ok(fast.call(example)?));

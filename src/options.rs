@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use candle::{DType, Device};
 use candle_nn::VarBuilder;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
-use opara_candle::{Builder, OparaExecutor, Policy, Report, SpanLabels};
+use opara_candle::{Builder, BuiltIn, OparaExecutor, Report, SpanLabels};
 use opara_weights::{Checkpoint, Loaded, WeightsError};
 use tracing_subscriber::prelude::*;
 
@@ -33,10 +33,10 @@ pub struct Options {
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub batch: usize,
 
-    /// Scheduling policy.
-    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
-        .try_map(|name| name.parse::<Policy>()))]
-    pub policy: Policy,
+    /// Scheduling scheduler.
+    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(BuiltIn::ALL.map(BuiltIn::as_str))
+        .try_map(|name| name.parse::<BuiltIn>()))]
+    pub scheduler: BuiltIn,
 
     /// Do not fuse chains of candle's kernels on a GPU, for comparison.
     #[arg(long)]
@@ -82,7 +82,7 @@ impl Options {
 
     /// An executor builder for these options.
     pub fn builder(&self) -> Builder {
-        OparaExecutor::builder().policy(self.policy).fuse(!self.no_fuse)
+        OparaExecutor::builder().scheduler(self.scheduler).fuse(!self.no_fuse)
     }
 
     /// The first GPU, or the CPU if requested or if there is no GPU. Prints the device on stderr.
@@ -181,10 +181,9 @@ impl Options {
     ///
     /// # Errors
     /// An error of writing.
-    pub fn print(&self, mut out: impl Write, mut report: Report, latencies: &Latencies) -> Result<()> {
+    pub fn print(&self, mut out: impl Write, report: Report, latencies: &Latencies) -> Result<()> {
         let median = |name| latencies.get(name).map(|latency| latency.median_us);
-        report.eager_us = median("eager").unwrap_or(report.eager_us);
-        report.replay_us = median("replay").unwrap_or(report.replay_us);
+        let report = report.with_times(median("eager"), median("replay"));
         writeln!(out, "\n{report}\n{latencies}")?;
         if self.json {
             let mut json = serde_json::to_value(&report)?;

@@ -58,7 +58,7 @@ fn memory_is_bounded_by_eight_shapes() -> anyhow::Result<()> {
         let x = waves(columns, (1, columns))?;
         assert!(common::same_bits(&fast.forward(&x)?, &function(&x)?)?, "{columns} columns");
         let report = fast.report_for(&[x])?;
-        assert_eq!(report.mode, Mode::Threads, "{report}");
+        assert_eq!(report.mode(), Mode::Threads, "{report}");
         Ok(())
     };
     (1..=100).try_for_each(call)?;

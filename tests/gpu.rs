@@ -8,7 +8,7 @@ use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{linear, seq, VarBuilder};
 use candle_transformers::models::{bert, t5};
 use common::{differing, gpu};
-use opara_candle::{Error, Mode, OnUncapturable, OparaExecutor, Policy};
+use opara_candle::{BuiltIn, Error, Mode, OnUncapturable, OparaExecutor};
 
 const SEQ: usize = 128;
 
@@ -30,12 +30,12 @@ fn bert_replays_the_eager_bits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for dtype in [DType::F32, DType::F16] {
         let module = bert(&device, dtype)?;
-        for policy in Policy::FIXED {
+        for scheduler in BuiltIn::FIXED {
             let example = sentence(&device, 0)?;
-            let fast = OparaExecutor::builder().policy(policy).stress(8).build_fn(module.clone(), &example)?;
+            let fast = OparaExecutor::builder().scheduler(scheduler).stress(8).build_fn(module.clone(), &example)?;
             let report = fast.report();
-            println!("{dtype:?} {policy}\n{report}");
-            assert_eq!((report.mode, report.verified, report.reason), (Mode::Graph, true, None));
+            println!("{dtype:?} {scheduler}\n{report}");
+            assert_eq!((report.mode(), report.is_verified(), report.reason()), (Mode::Graph, true, None));
             let first = fast.call(&example)?.remove(0);
             let kept = first.copy()?;
             for seed in 1..4 {
@@ -117,7 +117,7 @@ fn t5_with_uploads_is_captured() -> anyhow::Result<()> {
         let expected = [module(&ids(1)?)?, module(&ids(2)?)?];
         let fast = OparaExecutor::new(module, &ids(0)?)?;
         println!("{dtype:?}, {tokens} tokens\n{}", fast.report());
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None));
+        assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None));
         for (seed, expected) in [(1, &expected[0]), (2, &expected[1]), (1, &expected[0])] {
             assert_eq!(differing(expected, &fast.forward(&ids(seed)?)?)?, 0);
         }
@@ -135,14 +135,14 @@ fn an_uncapturable_module_runs_eagerly_with_a_reason() -> anyhow::Result<()> {
     let x = Tensor::rand(0f32, 1., (4, 4), &device)?;
     let fast = OparaExecutor::new(reads_back, &x)?;
     let report = fast.report();
-    assert_eq!(report.mode, Mode::Eager);
-    assert!(report.reason.as_ref().is_some_and(|r| r.contains("reads 4 bytes back")), "{report}");
+    assert_eq!(report.mode(), Mode::Eager);
+    assert!(report.reason().as_ref().is_some_and(|r| r.contains("reads 4 bytes back")), "{report}");
     assert_eq!(differing(&reads_back(&x)?, &fast.forward(&x)?)?, 0);
     let refused = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reads_back, &x);
     assert!(refused.is_err());
     // The stream is usable after a failed capture.
     let fast = OparaExecutor::new(|x: &Tensor| x.relu(), &x)?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     Ok(())
 }
 
@@ -157,8 +157,8 @@ fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow
     let expected = inputs.iter().map(|x| eager.forward(x)).collect::<Result<Vec<_>>>()?;
 
     let weights = vb.clone();
-    let captured = OparaExecutor::build_on_thread(move || layers(weights), &inputs[0])?;
-    assert_eq!(captured.report().mode, Mode::Graph, "{}", captured.report());
+    let captured = OparaExecutor::new_local(move || layers(weights), &inputs[0])?;
+    assert_eq!(captured.report().mode(), Mode::Graph, "{}", captured.report());
     let make = move || {
         let layers = layers(vb)?;
         Ok(move |x: &Tensor| {
@@ -166,8 +166,8 @@ fn modules_that_are_not_send_are_captured_and_called_during_captures() -> anyhow
             layers.forward(x)
         })
     };
-    let reads_back = OparaExecutor::build_on_thread(make, &inputs[0])?;
-    assert_eq!(reads_back.report().mode, Mode::Eager);
+    let reads_back = OparaExecutor::new_local(make, &inputs[0])?;
+    assert_eq!(reads_back.report().mode(), Mode::Eager);
     // Every call of either executor has a new shape, which must be captured or refused while the other waits.
     let calls = |executor: &OparaExecutor| inputs.iter().map(|x| executor.forward(x)).collect::<Result<Vec<_>>>();
     let outputs = std::thread::scope(|scope| {
@@ -242,7 +242,7 @@ fn outputs_that_are_inputs_views_or_duplicates() -> anyhow::Result<()> {
     };
     let x = Tensor::rand(-1f32, 1., (3, 4), &device)?;
     let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(&x))?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     let x = Tensor::rand(-1f32, 1., (3, 4), &device)?;
     let (got, expected) = (fast.call(std::slice::from_ref(&x))?, function(std::slice::from_ref(&x))?);
     for (got, expected) in got.iter().zip(&expected) {

@@ -26,7 +26,7 @@ fn module(x: &Tensor) -> candle::Result<Tensor> {
 /// Calls an executor that keeps two plans with many shapes, and measures how much the second half of them leaves.
 fn assert_bounded(device: &Device) -> anyhow::Result<()> {
     let x = |rows: usize| waves(rows, (rows, 40))?.to_device(device);
-    let fast = OparaExecutor::builder().max_shapes(2).kernel_cache(None).build(module, &x(1)?)?;
+    let fast = OparaExecutor::builder().max_shapes(2).cache_folder(None).build(module, &x(1)?)?;
     let call = |rows: std::ops::Range<usize>| -> anyhow::Result<usize> {
         for rows in rows {
             let x = x(rows)?;

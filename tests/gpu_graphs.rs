@@ -87,7 +87,7 @@ fn convolutions_with_a_common_input_are_independent() {
     };
     let inputs = |i| Ok(vec![waves(i, (1, 16, 32, 32))?.to_device(&device)?]);
     let fast = replayed(Mode::Graph, function, inputs);
-    assert!(fast.report().width >= 4 && fast.report().streams >= 4, "{}", fast.report());
+    assert!(fast.report().counts().width >= 4 && fast.report().counts().streams >= 4, "{}", fast.report());
     assert_branches_are_free(&fast, inputs(0), 4);
 }
 
@@ -123,7 +123,7 @@ fn matmuls_with_a_common_input_are_independent() {
         };
         let inputs = |i: usize| Ok(vec![waves(i, (512, 64))?.to_dtype(dtype)?.to_device(&device)?]);
         let fast = replayed(Mode::Graph, function, inputs);
-        assert!(fast.report().width >= 4 && fast.report().streams >= 4, "{}", fast.report());
+        assert!(fast.report().counts().width >= 4 && fast.report().counts().streams >= 4, "{}", fast.report());
         assert_branches_are_free(&fast, inputs(0), 4);
     }
 }
@@ -157,7 +157,11 @@ fn a_chain_of_five_thousand_kernels() -> anyhow::Result<()> {
     };
     let fast = OparaExecutor::builder().fuse(false).build_fn(chain, &one_on(0, &device)?)?;
     let report = fast.report();
-    assert_eq!((report.mode, report.depth, report.streams, report.waits), (Mode::Graph, 5_000, 1, 0), "{report}");
+    assert_eq!(
+        (report.mode(), report.counts().depth, report.counts().streams, report.counts().waits),
+        (Mode::Graph, 5_000, 1, 0),
+        "{report}"
+    );
     answers_like(&fast, chain, |i| one_on(i, &device));
     Ok(())
 }
@@ -171,7 +175,7 @@ fn two_thousand_parallel_kernels() -> anyhow::Result<()> {
     };
     let fast = OparaExecutor::builder().build_fn(parallel, &one_on(0, &device)?)?;
     let report = fast.report();
-    assert_eq!((report.mode, report.width, report.depth), (Mode::Graph, 2_000, 2), "{report}");
+    assert_eq!((report.mode(), report.counts().width, report.counts().depth), (Mode::Graph, 2_000, 2), "{report}");
     answers_like(&fast, parallel, |i| one_on(i, &device));
     Ok(())
 }

@@ -25,7 +25,7 @@ fn building_and_dropping_executors_leaks_nothing() -> anyhow::Result<()> {
     let x = Tensor::rand(-1f32, 1., (64, 256), &device)?;
     let build = || -> anyhow::Result<()> {
         let fast = OparaExecutor::new(module.clone(), &x)?;
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
         fast.forward(&x)?;
         device.synchronize()?;
         Ok(())
@@ -67,7 +67,7 @@ fn memory_is_bounded_by_eight_shapes() -> anyhow::Result<()> {
         let x = input(rows)?;
         fast.forward(&x)?;
         let report = fast.report_for(&[x])?;
-        assert_eq!(report.mode, Mode::Graph, "{report}");
+        assert_eq!(report.mode(), Mode::Graph, "{report}");
         Ok(())
     };
     let used = || -> anyhow::Result<[usize; 3]> {

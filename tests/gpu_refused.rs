@@ -79,7 +79,7 @@ fn assert_draws_are_detected(draw: fn(&Tensor) -> Result<Tensor>) -> anyhow::Res
     same_draws(&refused(shown, &one_on(0, &device)?, &["noise"]), &shown)?;
     same_draws(&refused(hidden, &one_on(0, &device)?, &["noise"]), &hidden)?;
     let fast = OparaExecutor::builder().verify(false).build_fn(shown, &one_on(0, &device)?)?;
-    assert!(fast.report().mode == Mode::Eager && fast.report().reason.is_some(), "{}", fast.report());
+    assert!(fast.report().mode() == Mode::Eager && fast.report().reason().is_some(), "{}", fast.report());
     let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
     let error = strict.build_fn(shown, &one_on(0, &device)?).unwrap_err();
     assert!(matches!(error, Error::DrawsRandomNumbers { .. }), "{error:?}");

@@ -32,7 +32,7 @@ fn eager(t: &[Tensor]) -> Result<Vec<Tensor>> {
 /// An executor of [`plain`], captured for two rows.
 fn captured(device: &Device) -> anyhow::Result<OparaExecutor> {
     let fast = OparaExecutor::builder().build_fn(plain, &rows(2, device)?)?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     Ok(fast)
 }
 
@@ -47,7 +47,7 @@ fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<(
     let Some(device) = gpu() else { return Ok(()) };
     let replayed = captured(&device)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2, &device)?)?;
-    assert_eq!(unrecorded.report().mode, Mode::Eager);
+    assert_eq!(unrecorded.report().mode(), Mode::Eager);
     let x = rows(2, &device)?;
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
         fast.call_zero_copy(&x, |borrowed| -> anyhow::Result<()> {
@@ -91,7 +91,7 @@ fn two_threads_may_borrow_outputs_of_each_others_executors() -> anyhow::Result<(
         })?;
         for fast in &executors {
             assert_same(&fast.call(&rows(2, &device)?)?, &plain(&rows(2, &device)?)?, "afterwards");
-            assert_eq!(fast.report().mode, Mode::Graph);
+            assert_eq!(fast.report().mode(), Mode::Graph);
         }
     }
     Ok(())
@@ -208,7 +208,7 @@ fn two_threads_share_a_module_that_keeps_one_table() -> anyhow::Result<()> {
             }
             let report = fast.report();
             // Rebuilding for every call would cost more than it saves.
-            assert!(report.rebuilds <= 16, "{report}");
+            assert!(report.rebuilds() <= 16, "{report}");
         }
         Ok(())
     })
@@ -231,7 +231,7 @@ fn a_table_freed_between_calls_rebuilds_the_plan_a_limited_number_of_times() -> 
             }
             Ok(fast.report())
         })?;
-        assert!(report.mode == Mode::Eager && report.rebuilds == 16, "{report}");
+        assert!(report.mode() == Mode::Eager && report.rebuilds() == 16, "{report}");
         assert_eq!(log.iter().filter(|line| line.contains("keeps freeing")).count(), 1, "{log:?}");
         Ok(())
     })
@@ -254,7 +254,7 @@ fn swapped_weights_and_variables_are_used_after_invalidate() -> anyhow::Result<(
         }
     };
     let fast = OparaExecutor::builder().build_fn(function.clone(), &rows(2, &device)?)?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     fast.call(&rows(3, &device)?)?;
     *weight.lock().expect(FREE) = on_device(2)?;
     variable.set(&on_device(4)?)?;
@@ -262,7 +262,7 @@ fn swapped_weights_and_variables_are_used_after_invalidate() -> anyhow::Result<(
     for n in [2, 3, 2] {
         let x = rows(n, &device)?;
         assert_same(&fast.call(&x)?, &function(&x)?, format_args!("{n} rows"));
-        assert_eq!(fast.report_for(&x)?.mode, Mode::Graph, "{}", fast.report_for(&x)?);
+        assert_eq!(fast.report_for(&x)?.mode(), Mode::Graph, "{}", fast.report_for(&x)?);
     }
     assert_same(&[first], &[on_device(1)?], "the first weight");
     Ok(())
@@ -287,7 +287,7 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
         calls.store(0, Ordering::Relaxed);
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let fast = OparaExecutor::builder().recheck(3).build_fn(counted(changes), &x)?;
-            assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
             let answer = || match zero_copy {
                 false => fast.call(&x),
                 true => {
@@ -297,17 +297,17 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
             let twice = [(&x[0] * 2.)?];
             for call in 1..30 {
                 assert_same(&answer()?, &x, format_args!("call {call}"));
-                assert_eq!((fast.report().rechecks, fast.report().mismatches), (call / 3, 0));
+                assert_eq!((fast.report().rechecks(), fast.report().mismatches()), (call / 3, 0));
             }
             assert_same(&answer()?, &twice, "the call that finds it");
             let report = fast.report();
-            assert!(report.mode == Mode::Eager && (report.rechecks, report.mismatches) == (10, 1), "{report}");
+            assert!(report.mode() == Mode::Eager && (report.rechecks(), report.mismatches()) == (10, 1), "{report}");
             for call in 0..10 {
                 assert_same(&answer()?, &twice, format_args!("call {call} after it"));
             }
             fast.invalidate();
             assert_same(&answer()?, &twice, "built anew");
-            assert_eq!(fast.report().mode, Mode::Graph);
+            assert_eq!(fast.report().mode(), Mode::Graph);
             Ok(())
         })?;
         assert_eq!(log.len(), 1, "{log:?}");
@@ -340,7 +340,7 @@ fn rechecks_of_a_sound_module_find_nothing() -> anyhow::Result<()> {
             }
         }
         let report = fast.report();
-        assert_eq!((report.mode, report.rechecks, report.mismatches), (Mode::Graph, 24, 0), "{report}");
+        assert_eq!((report.mode(), report.rechecks(), report.mismatches()), (Mode::Graph, 24, 0), "{report}");
     }
     Ok(())
 }

@@ -10,9 +10,9 @@ use std::thread;
 use candle::{DType, Device, Result, Tensor};
 use common::writing::{assert_same, input, step, Writing};
 use common::{beside, devices, gpu};
-use opara_candle::trace::{AccessMode, Role};
+use opara_candle::plan::trace::{AccessMode, Role};
 use opara_candle::{
-    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Policy, Snapshot, StateError, StepExecutor,
+    ops, Builder, BuiltIn, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor, StepState,
 };
 use opara_models::t5::{Config, Generator, T5};
 
@@ -30,7 +30,7 @@ fn a_hundred_steps_equal_eager_execution() -> anyhow::Result<()> {
         let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
         let executor = built(&state, &device)?;
         let report = executor.report();
-        assert_eq!((report.mode, report.verified, &report.reason), (Mode::Graph, true, &None), "{report}");
+        assert_eq!((report.mode(), report.is_verified(), &report.reason()), (Mode::Graph, true, &None), "{report}");
         assert_same(&state.tensors(), &Writing::new(&device)?.tensors());
         for i in 0..100 {
             let outputs = executor.step(&input(i, &device)?, &mut state)?;
@@ -87,11 +87,11 @@ fn two_threads_step_two_states_by_one_executor() -> anyhow::Result<()> {
 }
 
 #[test]
-fn every_policy_steps_as_eager_execution_does() -> anyhow::Result<()> {
+fn every_scheduler_steps_as_eager_execution_does() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for policy in Policy::FIXED {
+    for scheduler in BuiltIn::FIXED {
         let (mut state, eager) = (Writing::new(&device)?, Writing::new(&device)?);
-        let executor = strict().policy(policy).benchmark_challengers(false).stress(4).build_step(
+        let executor = strict().scheduler(scheduler).benchmark_challengers(false).stress(4).build_step(
             step,
             &input(1, &device)?,
             &state,
@@ -134,7 +134,7 @@ fn reads_of_a_state_are_not_folded_and_candles_own_writes_are_state() -> anyhow:
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![length.to_dtype(DType::F32)?.affine(2., 0.)?]);
     let mut length = Tensor::new(&[3u32], &device)?;
     let executor = strict().build_step(read, &[], &length)?;
-    assert_eq!((executor.report().mode, executor.report().folded), (Mode::Graph, 0));
+    assert_eq!((executor.report().mode(), executor.report().counts().folded), (Mode::Graph, 0));
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [6.]);
     ops::advance(&length, 4)?;
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [14.]);
@@ -216,7 +216,7 @@ fn a_stream_runs_ahead_and_ends_where_it_should() -> anyhow::Result<()> {
         let start = || Tensor::new(&[0u32, 100], &device);
         let mut tokens = start()?;
         let executor = strict().build_step(count, &[], &tokens)?;
-        assert_eq!(executor.report().mode, Mode::Graph, "{}", executor.report());
+        assert_eq!(executor.report().mode(), Mode::Graph, "{}", executor.report());
         for ahead in [0, 1, 4, 16] {
             let mut tokens = start()?;
             let mut stream = executor.stream(&mut tokens, ahead).until([2, 104]);
@@ -255,7 +255,7 @@ fn t5_writes_the_ids_of_eager_execution() -> anyhow::Result<()> {
             }
         }
         let report = generator.executors().expect("they were built").step.report();
-        assert_eq!((report.mode, report.verified), (Mode::Graph, true), "{report}");
+        assert_eq!((report.mode(), report.is_verified()), (Mode::Graph, true), "{report}");
         eprintln!("{report}");
     }
     Ok(())
@@ -271,7 +271,7 @@ fn a_step_that_cannot_be_captured_steps_eagerly() -> anyhow::Result<()> {
     };
     let mut state = Tensor::new(&[1u32], &device)?;
     let executor = OparaExecutor::builder().build_step(reads_back, &[], &state)?;
-    assert_eq!(executor.report().mode, Mode::Eager);
+    assert_eq!(executor.report().mode(), Mode::Eager);
     assert_eq!(state.to_vec1::<u32>()?, [1]);
     let first = executor.step(&[], &mut state)?;
     assert_eq!(executor.stream(&mut state, 3).at_most(2).collect::<opara_candle::Result<Vec<_>>>()?, [[7], [15]]);
@@ -293,9 +293,9 @@ fn rechecks_compare_outputs_and_state() -> anyhow::Result<()> {
     let mut sum = Tensor::zeros(3, DType::F32, &device)?;
     let executor = strict().recheck(1).build_step(step, &x, &sum)?;
     executor.step(&x, &mut sum)?;
-    assert_eq!((sum.to_vec1::<f32>()?, executor.report().rechecks), (vec![1.; 3], 1));
+    assert_eq!((sum.to_vec1::<f32>()?, executor.report().rechecks()), (vec![1.; 3], 1));
     strange.store(true, Ordering::SeqCst);
     executor.step(&x, &mut sum)?;
-    assert_eq!((sum.to_vec1::<f32>()?, executor.report().mismatches), (vec![11.; 3], 1));
+    assert_eq!((sum.to_vec1::<f32>()?, executor.report().mismatches()), (vec![11.; 3], 1));
     Ok(())
 }

@@ -20,7 +20,7 @@ fn an_executor_outlives_the_thread_that_built_it() -> anyhow::Result<()> {
             let weight = on_device(9)?;
             let of = weight.clone();
             let fast = OparaExecutor::builder().build_fn(move |t: &[Tensor]| function(&of, t), &[on_device(0)?])?;
-            assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+            assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
             Ok((fast, weight))
         };
         let (fast, weight) = std::thread::scope(|scope| scope.spawn(build).join().expect("no panic"))?;
@@ -108,7 +108,7 @@ fn calls_work_while_other_executors_are_built() -> anyhow::Result<()> {
     });
     for built in built {
         let built = built?;
-        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_eq!((built.report().mode(), built.report().reason()), (Mode::Graph, None));
         assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor that was built meanwhile");
     }
     for (answers, (_, expected)) in answers.into_iter().zip(&pairs) {
@@ -133,7 +133,7 @@ fn two_threads_build_executors_on_one_device() -> anyhow::Result<()> {
     });
     for built in built.into_iter().flatten() {
         let built = built?;
-        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_eq!((built.report().mode(), built.report().reason()), (Mode::Graph, None));
         assert_same(
             &[built.forward(&pairs[1].0)?],
             &[pairs[1].1.clone()],
@@ -156,7 +156,7 @@ fn devices_and_executors_are_created_and_dropped_while_others_are_built() -> any
                 let device = Device::new_cuda_with_stream(0)?;
                 let (module, pairs) = matmuls(&device)?;
                 let fast = OparaExecutor::new(module, &pairs[0].0)?;
-                assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None));
+                assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None));
                 opara_candle::device_memory::free_memory(&device)?;
             }
             Ok(())
@@ -167,7 +167,7 @@ fn devices_and_executors_are_created_and_dropped_while_others_are_built() -> any
     })?;
     for built in built {
         let built = built?;
-        assert_eq!((built.report().mode, built.report().reason), (Mode::Graph, None));
+        assert_eq!((built.report().mode(), built.report().reason()), (Mode::Graph, None));
         assert_same(&[built.forward(&pairs[1].0)?], &[pairs[1].1.clone()], "an executor that was built meanwhile");
     }
     Ok(())
@@ -184,7 +184,7 @@ fn an_input_may_still_be_computed_on_another_stream() -> anyhow::Result<()> {
     let function = move |t: &[Tensor]| Ok(vec![((&t[0] * 2.)? + &weight)?]);
     let example = counts(0, (8, 2048), DType::F32)?.to_device(&here)?;
     let fast = OparaExecutor::builder().build_fn(function.clone(), &[example])?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     // Swaps neighbouring columns: applied twice, it gives the same bits.
     let exchange: Vec<u32> = (0..2048).map(|i| i ^ 1).collect();
     let exchange = Tensor::eye(2048, DType::F32, &there)?.index_select(&Tensor::new(exchange, &there)?, 0)?;
@@ -226,7 +226,7 @@ fn plans_on_two_streams_share_an_arena() -> anyhow::Result<()> {
     for turn in 0..20 {
         let x = &inputs[turn % 2..][..1];
         answers.push((turn % 2, fast.call(x)?));
-        assert_eq!(fast.report_for(x)?.mode, Mode::Graph, "{}", fast.report_for(x)?);
+        assert_eq!(fast.report_for(x)?.mode(), Mode::Graph, "{}", fast.report_for(x)?);
     }
     devices.iter().try_for_each(Device::synchronize)?;
     for (turn, (which, got)) in answers.iter().enumerate() {

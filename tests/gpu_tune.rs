@@ -2,13 +2,14 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
 use common::gpu;
-use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+use opara_candle::plan::schedule::{Problem, Schedule};
+use opara_candle::{BuiltIn, OparaExecutor, Scheduler, Search};
 use opara_examples::{Model, Native};
 
 /// GoogLeNet with an example of its inputs.
@@ -22,9 +23,9 @@ fn bits(tensors: &[Tensor]) -> Result<Vec<Vec<half::f16>>> {
     tensors.iter().map(|t| Ok(t.flatten_all()?.to_vec1()?)).collect()
 }
 
-fn tuning(folder: &std::path::Path) -> Tuning {
+fn tuning(folder: &std::path::Path) -> Search {
     let budget = Duration::from_millis(500);
-    Tuning::default().budget(budget).proposals(16).cache(Some(folder.into()))
+    Search::default().budget(budget).proposals(16).cache(Some(folder.into()))
 }
 
 /// Runs sequentially on one thread: candle keeps the cuDNN handle in a thread-local, and a thread that ends during
@@ -43,21 +44,22 @@ fn a_tuned_schedule_keeps_the_bits_and_is_cached() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let build = || {
         let model = model.clone();
-        OparaExecutor::builder().policy(tuning(folder.path())).build_fn(move |inputs| model.call(inputs), &example)
+        OparaExecutor::builder().scheduler(tuning(folder.path())).build_fn(move |inputs| model.call(inputs), &example)
     };
     let expected = bits(&model.call(&example)?)?;
     let first = build()?;
-    let findings = first.report().tuning.expect("a search");
-    assert!(!findings.cached && findings.tried >= Policy::FIXED.len());
+    let report = first.report();
+    let findings = report.search().expect("a search");
+    assert!(!findings.cached && findings.tried >= BuiltIn::FIXED.len());
     assert_eq!(bits(&first.call(&example)?)?, expected);
     let again = build()?;
-    assert!(again.report().tuning.expect("what was kept").cached);
+    assert!(again.report().search().expect("what was kept").cached);
     assert_eq!(first.schedule(&example)?.1, again.schedule(&example)?.1);
     assert_eq!(bits(&again.call(&example)?)?, expected);
     for file in std::fs::read_dir(folder.path())? {
         std::fs::write(file?.path(), "{}")?;
     }
-    assert!(!build()?.report().tuning.expect("a new search").cached);
+    assert!(!build()?.report().search().expect("a new search").cached);
     Ok(())
 }
 
@@ -70,9 +72,9 @@ impl Scheduler for Hurried {
         "hurried".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::plan::schedule::Result<Schedule> {
         let urgent = (0..problem.graph.len()).step_by(2).collect();
-        Ok(Schedule { urgent, ..Policy::Opara.schedule(problem)? })
+        Ok(Schedule { urgent, ..BuiltIn::Opara.schedule(problem)? })
     }
 }
 
@@ -80,9 +82,9 @@ fn priorities_and_custom_schedulers_keep_the_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
-    let builder = OparaExecutor::builder().policy(Scheduling::custom(Hurried)).benchmark_challengers(false).stress(4);
+    let builder = OparaExecutor::builder().scheduler(Arc::new(Hurried)).benchmark_challengers(false).stress(4);
     let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
-    assert_eq!(executor.report().policy, "hurried");
+    assert_eq!(executor.report().scheduler(), "hurried");
     assert_eq!(bits(&executor.call(&example)?)?, expected);
     Ok(())
 }
@@ -91,9 +93,9 @@ fn measured_spans_respect_the_schedule() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = googlenet(&device)?;
     let expected = bits(&model.call(&example)?)?;
-    for policy in [Policy::Opara, Policy::Rammer] {
+    for scheduler in [BuiltIn::Opara, BuiltIn::Rammer] {
         let model = model.clone();
-        let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false);
+        let builder = OparaExecutor::builder().scheduler(scheduler).benchmark_challengers(false);
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let timeline = executor.timeline(&example)?;
         let (ops, schedule) = executor.schedule(&example)?;
@@ -119,7 +121,7 @@ fn measured_spans_respect_the_schedule() -> Result<()> {
         let measured = trace.ops.iter().filter(|op| op.nanos.is_some()).count();
         assert_eq!(measured, ops.ops.len());
         let names: Vec<&str> = trace.measured.iter().map(|measured| measured.schedule.as_str()).collect();
-        assert!(names.starts_with(&Policy::FIXED.map(Policy::as_str)), "{names:?}");
+        assert!(names.starts_with(&BuiltIn::FIXED.map(BuiltIn::as_str)), "{names:?}");
         assert!(trace.measured.iter().all(|measured| measured.nanos > 0 && measured.busy.is_some()));
         assert_eq!(bits(&executor.call(&example)?)?, expected);
     }
@@ -132,7 +134,7 @@ fn fused_launches_of_every_size_are_measured() -> Result<()> {
     for elements in [1 << 10, 1 << 22] {
         let x = [Tensor::rand(-1f32, 1., elements, &device)?];
         let executor = OparaExecutor::builder().build_fn(|x| Ok(vec![x[0].relu()?.affine(2., 1.)?]), &x)?;
-        assert_eq!(executor.report().fused, 1, "{}", executor.report());
+        assert_eq!(executor.report().counts().fused, 1, "{}", executor.report());
         let (ops, _) = executor.schedule(&x)?;
         assert_eq!(executor.timeline(&x)?.spans.len(), ops.ops.len());
     }

@@ -7,7 +7,7 @@ use std::thread;
 
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{seq, Activation, Sequential, VarBuilder};
-use opara_candle::{nn, ops, scope, Error, Mode, OnUncapturable, OparaExecutor, Policy};
+use opara_candle::{nn, ops, scope, BuiltIn, Error, Mode, OnUncapturable, OparaExecutor};
 use rayon::prelude::*;
 
 const CPU: &Device = &Device::Cpu;
@@ -42,13 +42,19 @@ fn assert_same_bits(a: &Tensor, b: &Tensor) {
     assert!(bits(a).unwrap() == bits(b).unwrap());
 }
 
+/// A module as a function.
+fn called(module: impl Module) -> impl Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> {
+    move |inputs| Ok(vec![module.forward(&inputs[0])?])
+}
+
 #[test]
 fn a_sequential_is_replayed_bit_equal() -> anyhow::Result<()> {
     let eager = mlp(weights())?;
-    for policy in Policy::FIXED {
-        let fast = OparaExecutor::builder().policy(policy).build_on_thread(|| mlp(weights()), &rows(2)?)?;
+    for scheduler in BuiltIn::FIXED {
+        let fast =
+            OparaExecutor::builder().scheduler(scheduler).build_local(|| Ok(called(mlp(weights())?)), &[rows(2)?])?;
         let report = fast.report();
-        assert_eq!((report.mode, report.ops, report.verified), (Mode::Threads, 3, true), "{report}");
+        assert_eq!((report.mode(), report.counts().ops, report.is_verified()), (Mode::Threads, 3, true), "{report}");
         for n in [2, 7, 2] {
             assert_same_bits(&fast.forward(&rows(n)?)?, &eager.forward(&rows(n)?)?);
         }
@@ -58,16 +64,16 @@ fn a_sequential_is_replayed_bit_equal() -> anyhow::Result<()> {
 
 #[test]
 fn a_sequential_of_plain_layers_runs_eagerly() -> anyhow::Result<()> {
-    let fast = OparaExecutor::build_on_thread(|| plain_mlp(weights()), &rows(2)?)?;
+    let fast = OparaExecutor::new_local(|| plain_mlp(weights()), &rows(2)?)?;
     let report = fast.report();
-    assert_eq!(report.mode, Mode::Eager);
-    assert!(report.reason.is_some_and(|reason| reason.contains("output 0")));
+    assert_eq!(report.mode(), Mode::Eager);
+    assert!(report.reason().is_some_and(|reason| reason.contains("output 0")));
     let expected = plain_mlp(weights())?.forward(&rows(2)?)?;
     assert_same_bits(&fast.forward(&rows(2)?)?, &expected);
     assert_same_bits(&fast.call_zero_copy(&[rows(2)?], |outputs| outputs[0].clone())?, &expected);
     let refused = OparaExecutor::builder()
         .on_uncapturable(OnUncapturable::Error)
-        .build_on_thread(|| plain_mlp(weights()), &rows(2)?);
+        .build_local(|| Ok(called(plain_mlp(weights())?)), &[rows(2)?]);
     assert!(matches!(refused, Err(Error::UntracedOutput { output: 0 })));
     Ok(())
 }
@@ -80,20 +86,20 @@ fn functions_of_several_tensors() -> anyhow::Result<()> {
     };
     let inputs = [rows(2)?, rows(3)?.narrow(0, 0, 2)?];
     let expected = make()?(&inputs)?;
-    let fast = OparaExecutor::builder().build_fn_on_thread(make, &inputs)?;
-    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Threads, 7));
+    let fast = OparaExecutor::builder().build_local(make, &inputs)?;
+    assert_eq!((fast.report().mode(), fast.report().counts().ops), (Mode::Threads, 7));
     fast.call(&inputs)?.iter().zip(&expected).for_each(|(got, expected)| assert_same_bits(got, expected));
     Ok(())
 }
 
 #[test]
 fn a_module_that_cannot_be_created_is_an_error() -> anyhow::Result<()> {
-    let error = OparaExecutor::build_on_thread(|| mlp(weights().set_dtype(DType::U8)), &rows(2)?).unwrap_err();
+    let error = OparaExecutor::new_local(|| mlp(weights().set_dtype(DType::U8)), &rows(2)?).unwrap_err();
     assert!(matches!(error, Error::Candle(_)), "{error}");
     let make = || if rows(2)?.dim(0)? == 2 { panic!("no such model") } else { mlp(weights()) };
-    let error = OparaExecutor::build_on_thread(make, &rows(2)?).unwrap_err();
+    let error = OparaExecutor::new_local(make, &rows(2)?).unwrap_err();
     assert!(matches!(&error, Error::Panicked { message } if message == "no such model"), "{error}");
-    OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
+    OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?;
     Ok(())
 }
 
@@ -103,7 +109,7 @@ fn a_panic_on_a_new_shape_is_an_error() -> anyhow::Result<()> {
         let model = Rc::new(mlp(weights())?);
         Ok(move |x: &Tensor| if x.dim(0)? == 5 { panic!("five rows") } else { model.forward(x) })
     };
-    let fast = OparaExecutor::build_on_thread(make, &rows(2)?)?;
+    let fast = OparaExecutor::new_local(make, &rows(2)?)?;
     let error = fast.forward(&rows(5)?).unwrap_err();
     assert!(error.to_string().contains("five rows"), "{error}");
     for n in [2, 3] {
@@ -114,9 +120,9 @@ fn a_panic_on_a_new_shape_is_an_error() -> anyhow::Result<()> {
 
 #[test]
 fn calls_from_several_threads() -> anyhow::Result<()> {
-    let replayed = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
-    let eager = OparaExecutor::build_on_thread(|| plain_mlp(weights()), &rows(2)?)?;
-    assert_eq!((replayed.report().mode, eager.report().mode), (Mode::Threads, Mode::Eager));
+    let replayed = OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?;
+    let eager = OparaExecutor::new_local(|| plain_mlp(weights()), &rows(2)?)?;
+    assert_eq!((replayed.report().mode(), eager.report().mode()), (Mode::Threads, Mode::Eager));
     thread::scope(|scope| {
         let call = |n| {
             let (replayed, eager) = (&replayed, &eager);
@@ -142,7 +148,7 @@ fn all_rayon_threads_may_wait_for_one_module() -> anyhow::Result<()> {
         let vb = weights();
         Ok(seq().add(candle_nn::linear(WIDTH, 512, vb.pp("a"))?).add(candle_nn::linear(512, 512, vb.pp("b"))?))
     };
-    let fast = OparaExecutor::build_on_thread(make, &rows(512)?)?;
+    let fast = OparaExecutor::new_local(make, &rows(512)?)?;
     let expected = make()?.forward(&rows(512)?)?;
     let calls = 2 * rayon::current_num_threads();
     let outputs = (0..calls).into_par_iter().map(|_| fast.forward(&rows(512)?)).collect::<Result<Vec<_>>>()?;
@@ -169,10 +175,10 @@ fn a_module_is_dropped_on_its_thread_while_others_run() -> anyhow::Result<()> {
             model.forward(x)
         })
     };
-    let dropped = OparaExecutor::build_on_thread(make, &rows(2)?)?;
+    let dropped = OparaExecutor::new_local(make, &rows(2)?)?;
 
     let ((enter, entered), (leave, left)) = (channel(), channel::<()>());
-    let slow = OparaExecutor::build_on_thread(
+    let slow = OparaExecutor::new_local(
         move || {
             Ok(move |x: &Tensor| {
                 if x.dim(0)? == 3 {
@@ -217,8 +223,8 @@ fn a_panic_in_a_modules_destructor_is_contained() -> anyhow::Result<()> {
             ops::tanh(x)
         })
     };
-    drop(OparaExecutor::build_on_thread(make, &rows(2)?)?);
-    OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?.forward(&rows(2)?)?;
+    drop(OparaExecutor::new_local(make, &rows(2)?)?);
+    OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?.forward(&rows(2)?)?;
     Ok(())
 }
 
@@ -235,10 +241,10 @@ impl Drop for CallsOnDrop {
 fn a_module_may_call_another_while_it_is_dropped() -> anyhow::Result<()> {
     let (say, said) = channel();
     let make = move || {
-        let last_words = CallsOnDrop(OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?, say);
+        let last_words = CallsOnDrop(OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?, say);
         Ok(move |x: &Tensor| last_words.0.forward(x))
     };
-    drop(OparaExecutor::build_on_thread(make, &rows(2)?)?);
+    drop(OparaExecutor::new_local(make, &rows(2)?)?);
     assert_same_bits(&said.recv()??, &mlp(weights())?.forward(&rows(2)?)?);
     Ok(())
 }
@@ -246,18 +252,18 @@ fn a_module_may_call_another_while_it_is_dropped() -> anyhow::Result<()> {
 #[test]
 fn executors_inside_a_module_on_a_capture_thread() -> anyhow::Result<()> {
     let x = rows(2)?;
-    let shared = OparaExecutor::build_on_thread(|| mlp(weights().pp("shared")), &x)?;
+    let shared = OparaExecutor::new_local(|| mlp(weights().pp("shared")), &x)?;
     let make = move || {
         let sent = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &rows(2)?)?;
-        let loaded = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
-        assert_eq!((sent.report().mode, loaded.report().mode), (Mode::Threads, Mode::Threads));
+        let loaded = OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?;
+        assert_eq!((sent.report().mode(), loaded.report().mode()), (Mode::Threads, Mode::Threads));
         Ok(move |x: &Tensor| ops::add(&loaded.forward(&sent.forward(x)?)?, &shared.forward(x)?))
     };
     let sent = |x: &Tensor| x.tanh()?.sqr();
     let expected =
         |x: &Tensor| mlp(weights())?.forward(&sent(x)?)?.broadcast_add(&mlp(weights().pp("shared"))?.forward(x)?);
-    let outer = OparaExecutor::build_on_thread(make, &x)?;
-    assert_eq!((outer.report().mode, outer.report().ops), (Mode::Threads, 2 + 3 + 3 + 1));
+    let outer = OparaExecutor::new_local(make, &x)?;
+    assert_eq!((outer.report().mode(), outer.report().counts().ops), (Mode::Threads, 2 + 3 + 3 + 1));
     for n in [2, 3] {
         assert_same_bits(&outer.forward(&rows(n)?)?, &expected(&rows(n)?)?);
     }
@@ -266,11 +272,10 @@ fn executors_inside_a_module_on_a_capture_thread() -> anyhow::Result<()> {
 
 #[test]
 fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()> {
-    let shared = std::sync::Arc::new(OparaExecutor::build_on_thread(|| mlp(weights()), &rows(1)?)?);
+    let shared = std::sync::Arc::new(OparaExecutor::new_local(|| mlp(weights()), &rows(1)?)?);
     let inner = shared.clone();
-    let outer =
-        OparaExecutor::build_on_thread(move || Ok(move |x: &Tensor| inner.forward(&x.tanh()?)?.sqr()), &rows(1)?)?;
-    assert_eq!(outer.report().mode, Mode::Eager);
+    let outer = OparaExecutor::new_local(move || Ok(move |x: &Tensor| inner.forward(&x.tanh()?)?.sqr()), &rows(1)?)?;
+    assert_eq!(outer.report().mode(), Mode::Eager);
     let eager = mlp(weights())?;
     let expected = (2..50).map(|n| eager.forward(&rows(n)?.tanh()?)?.sqr()).collect::<Result<Vec<_>>>()?;
     let outputs = thread::scope(|scope| {
@@ -285,7 +290,7 @@ fn an_eager_module_shares_an_executor_with_other_threads() -> anyhow::Result<()>
 
 #[test]
 fn a_recording_continues_on_the_modules_thread() -> anyhow::Result<()> {
-    let inner = OparaExecutor::build_on_thread(|| mlp(weights()), &rows(2)?)?;
+    let inner = OparaExecutor::new_local(|| mlp(weights()), &rows(2)?)?;
     let outer = move |x: &Tensor| {
         let _scope = scope("outer");
         ops::add(&inner.forward(x)?, x)
@@ -300,8 +305,8 @@ fn a_recording_continues_on_the_modules_thread() -> anyhow::Result<()> {
 
 #[test]
 fn an_executor_built_inside_a_forward_pass() -> anyhow::Result<()> {
-    let builds = |x: &Tensor| OparaExecutor::build_on_thread(|| mlp(weights()), x)?.forward(x);
-    let fast = OparaExecutor::build_on_thread(move || Ok(builds), &rows(2)?)?;
+    let builds = |x: &Tensor| OparaExecutor::new_local(|| mlp(weights()), x)?.forward(x);
+    let fast = OparaExecutor::new_local(move || Ok(builds), &rows(2)?)?;
     assert_same_bits(&fast.forward(&rows(2)?)?, &mlp(weights())?.forward(&rows(2)?)?);
     Ok(())
 }
@@ -313,7 +318,7 @@ fn many_executors_are_built_and_dropped_on_several_threads() -> anyhow::Result<(
         for n in 1..5 {
             let errors = &errors;
             scope.spawn(move || {
-                let build = || OparaExecutor::build_on_thread(|| mlp(weights()), &rows(n)?)?.forward(&rows(n)?);
+                let build = || OparaExecutor::new_local(|| mlp(weights()), &rows(n)?)?.forward(&rows(n)?);
                 errors.lock().unwrap().extend((0..5).filter_map(|_| build().err()));
             });
         }

@@ -28,20 +28,20 @@ pub struct Agreements {
     median_error: f64,
 }
 
-/// All measured policies of one trace.
+/// All measured schedulers of one trace.
 #[derive(Debug, Clone, Serialize)]
 struct OfTrace {
     trace: PathBuf,
     device: String,
-    policies: Vec<Row>,
+    schedulers: Vec<Row>,
     #[serde(flatten)]
     agreement: Agreement,
 }
 
-/// One policy.
+/// One scheduler.
 #[derive(Debug, Clone, Serialize)]
 struct Row {
-    policy: String,
+    scheduler: String,
     simulated_us: f64,
     measured_us: f64,
     /// Relative to the measured time; negative if the simulated time is too short.
@@ -58,10 +58,10 @@ impl Args {
     /// Compares the times.
     ///
     /// # Errors
-    /// Files that cannot be read, traces without measurements, and the policies' own.
+    /// Files that cannot be read, traces without measurements, and the schedulers' own.
     pub fn run(&self) -> Result<Agreements> {
         let traces = self.traces.iter().map(|path| OfTrace::new(path)).collect::<Result<Vec<_>>>()?;
-        let pairs: Vec<(f64, f64)> = traces.iter().flat_map(|of| &of.policies).map(Row::pair).collect();
+        let pairs: Vec<(f64, f64)> = traces.iter().flat_map(|of| &of.schedulers).map(Row::pair).collect();
         let all = Agreement::of(&pairs).context("no trace")?;
         Ok(Agreements { traces, pairs: all.pairs, median_error: all.median_error })
     }
@@ -72,32 +72,32 @@ impl OfTrace {
         let trace = input::load(path)?;
         let compared = SimulatedAndMeasured::all(&trace, &input::prepare(&trace))?;
         let row = |one: SimulatedAndMeasured| Row {
-            policy: one.policy.name(),
+            scheduler: one.scheduler.name(),
             simulated_us: one.simulated_us,
             measured_us: one.measured_us,
             error: one.simulated_us / one.measured_us - 1.,
         };
-        let policies: Vec<Row> = compared.into_iter().filter(|one| one.measured_us > 0.).map(row).collect();
-        let pairs: Vec<(f64, f64)> = policies.iter().map(Row::pair).collect();
+        let schedulers: Vec<Row> = compared.into_iter().filter(|one| one.measured_us > 0.).map(row).collect();
+        let pairs: Vec<(f64, f64)> = schedulers.iter().map(Row::pair).collect();
         let Some(agreement) = Agreement::of(&pairs) else {
-            bail!("trace `{}` holds no measurement of a policy: `opara record` takes them on a GPU", path.display());
+            bail!("trace `{}` holds no measurement of a scheduler: `opara record` takes them on a GPU", path.display());
         };
-        Ok(Self { trace: path.into(), device: trace.device.name, policies, agreement })
+        Ok(Self { trace: path.into(), device: trace.device.name, schedulers, agreement })
     }
 }
 
 impl fmt::Display for Agreements {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for OfTrace { trace, device, policies, agreement } in &self.traces {
+        for OfTrace { trace, device, schedulers, agreement } in &self.traces {
             writeln!(f, "{}: measured on {device}", trace.display())?;
-            let mut table = Table::new(&["policy", "simulated, us", "measured, us", "error"]);
-            for row in policies {
+            let mut table = Table::new(&["scheduler", "simulated, us", "measured, us", "error"]);
+            for row in schedulers {
                 let cells = [
                     format!("{:.1}", row.simulated_us),
                     format!("{:.1}", row.measured_us),
                     format!("{:+.1} %", 100. * row.error),
                 ];
-                table.row(&row.policy, cells);
+                table.row(&row.scheduler, cells);
             }
             table.fmt(f)?;
             let rank = agreement.rank_correlation.map_or("none, all times are the same".into(), |r| format!("{r:.2}"));

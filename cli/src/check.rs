@@ -29,7 +29,7 @@ pub struct Verdict {
     /// Is the plan right?
     pub ok: bool,
     reason: Option<String>,
-    policy: Option<String>,
+    scheduler: Option<String>,
     ops: usize,
 }
 
@@ -43,7 +43,7 @@ impl Args {
         let plan = PlanFile::load(&self.plan)?;
         let proof = plan.prove(&trace, &input::prepare(&trace));
         let ops = plan.schedule.order.len();
-        Ok(Verdict { ok: proof.is_ok(), reason: proof.err().map(|e| answer::told(&e)), policy: plan.policy, ops })
+        Ok(Verdict { ok: proof.is_ok(), reason: proof.err().map(|e| answer::told(&e)), scheduler: plan.scheduler, ops })
     }
 }
 

@@ -13,11 +13,11 @@ mod inspect;
 mod layers;
 mod plan;
 mod plan_file;
-mod policy;
 #[cfg(feature = "record")]
 mod record;
 #[cfg(feature = "record")]
 mod recording;
+mod scheduler;
 mod simulate;
 mod simulated;
 mod table;

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
-use crate::policy::ChosenPolicy;
+use crate::scheduler::ChosenScheduler;
 
 /// Schedules a trace, and writes the plan as JSON.
 #[derive(Debug, Clone, clap::Args)]
@@ -19,17 +19,17 @@ pub struct Args {
     input: Input,
 
     #[command(flatten)]
-    chosen: ChosenPolicy,
+    chosen: ChosenScheduler,
 
     /// Write the plan to this file.
     #[arg(short, long)]
     output: Option<PathBuf>,
 }
 
-/// The result of a policy.
+/// The result of a scheduler.
 #[derive(Debug, Clone, Serialize)]
 pub struct Planned {
-    policy: String,
+    scheduler: String,
     ops: usize,
     streams: usize,
     waits: usize,
@@ -42,15 +42,15 @@ impl Args {
     /// Schedules the trace.
     ///
     /// # Errors
-    /// Files that cannot be read or written, or an error of the policy.
+    /// Files that cannot be read or written, or an error of the scheduler.
     pub fn run(&self) -> Result<Planned> {
         let trace = self.input.load()?;
         let prepared = input::prepare(&trace);
-        let policy = self.chosen.policy;
+        let scheduler = self.chosen.scheduler;
         let start = Instant::now();
-        let schedule = policy.schedule(&prepared.problem())?;
+        let schedule = scheduler.schedule(&prepared.problem())?;
         let planned = Planned {
-            policy: policy.name(),
+            scheduler: scheduler.name(),
             ops: schedule.order.len(),
             streams: schedule.streams(),
             waits: schedule.wait_count(),
@@ -59,7 +59,7 @@ impl Args {
             file: self.output.clone(),
         };
         if let Some(path) = &self.output {
-            let plan = PlanFile::new(&trace, &prepared, policy.name(), schedule)?;
+            let plan = PlanFile::new(&trace, &prepared, scheduler.name(), schedule)?;
             input::write(path, &serde_json::to_vec(&plan)?)?;
         }
         Ok(planned)
@@ -69,7 +69,7 @@ impl Args {
 impl fmt::Display for Planned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
-        row("policy", self.policy.clone())?;
+        row("scheduler", self.scheduler.clone())?;
         row("ops", self.ops.to_string())?;
         row("streams", self.streams.to_string())?;
         row("waits", self.waits.to_string())?;

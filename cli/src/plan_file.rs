@@ -1,4 +1,4 @@
-//! Plan files: a schedule, and the trace and policy that it belongs to.
+//! Plan files: a schedule, and the trace and scheduler that it belongs to.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -17,8 +17,8 @@ use sha2::{Digest, Sha256};
 pub struct PlanFile {
     /// The trace's [`fingerprint`].
     pub trace: Option<String>,
-    /// The policy that made the schedule.
-    pub policy: Option<String>,
+    /// The scheduler that made the schedule.
+    pub scheduler: Option<String>,
     /// For each op of the schedule its number in the trace, which also contains ops that run once.
     pub ops: Option<Vec<OpId>>,
     /// Streams, order and waits.
@@ -26,13 +26,13 @@ pub struct PlanFile {
 }
 
 impl PlanFile {
-    /// A schedule of a trace by a policy.
+    /// A schedule of a trace by a scheduler.
     ///
     /// # Errors
     /// An error in writing the trace as JSON.
-    pub fn new(trace: &Trace, prepared: &Prepared, policy: String, schedule: Schedule) -> Result<Self> {
+    pub fn new(trace: &Trace, prepared: &Prepared, scheduler: String, schedule: Schedule) -> Result<Self> {
         let ops = Some(prepared.ops.per_call.clone());
-        Ok(Self { trace: Some(fingerprint(trace)?), policy: Some(policy), ops, schedule })
+        Ok(Self { trace: Some(fingerprint(trace)?), scheduler: Some(scheduler), ops, schedule })
     }
 
     /// Reads a plan. [`prove`](Self::prove) checks whether it is right.

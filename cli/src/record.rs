@@ -9,8 +9,8 @@ use opara_examples::check_writable;
 use serde::Serialize;
 
 use crate::input;
-use crate::policy::ChosenPolicy;
 use crate::recording::Recording;
+use crate::scheduler::ChosenScheduler;
 use crate::table::Table;
 use crate::timeline::Format;
 
@@ -21,9 +21,9 @@ pub struct Args {
     recording: Recording,
 
     #[command(flatten)]
-    chosen: ChosenPolicy,
+    chosen: ChosenScheduler,
 
-    /// Also measure each op alone and each policy's replay, and store that in the trace (GPU and CUPTI only).
+    /// Also measure each op alone and each scheduler's replay, and store that in the trace (GPU and CUPTI only).
     #[arg(long)]
     measure: bool,
 
@@ -49,10 +49,10 @@ pub struct Recorded {
     timeline: Option<PathBuf>,
 }
 
-/// One policy, as measured.
+/// One scheduler, as measured.
 #[derive(Debug, Clone, Serialize)]
 struct Row {
-    policy: String,
+    scheduler: String,
     us: f64,
     utilization: Option<f64>,
 }
@@ -66,7 +66,8 @@ impl Args {
         let usual = || format!("{}.trace", self.recording.name()).into();
         let file = self.output.clone().unwrap_or_else(usual);
         [&file].into_iter().chain(&self.timeline).try_for_each(|path| check_writable(path))?;
-        let builder = OparaExecutor::builder().verify(false).benchmark_challengers(false).policy(self.chosen.policy);
+        let builder =
+            OparaExecutor::builder().verify(false).benchmark_challengers(false).scheduler(self.chosen.scheduler);
         let (executor, example) = self.recording.executor(builder)?;
         let trace = match self.measure {
             true => executor.measure(&example)?,
@@ -76,12 +77,13 @@ impl Args {
         if let Some(path) = &self.timeline {
             let timeline = executor.timeline(&example)?;
             let (ops, _) = executor.schedule(&example)?;
-            let title = format!("{}, {}, measured on {}", self.recording.name(), self.chosen.policy, trace.device.name);
+            let title =
+                format!("{}, {}, measured on {}", self.recording.name(), self.chosen.scheduler, trace.device.name);
             let format = if input::is_json(path) { Format::Chrome } else { Format::Svg };
             input::write(path, format.draw(&timeline, &ops, &title).as_bytes())?;
         }
         let measured = trace.measured.iter().map(|measured| Row {
-            policy: measured.schedule.clone(),
+            scheduler: measured.schedule.clone(),
             us: measured.nanos as f64 / 1e3,
             utilization: measured.busy.map(|busy| f64::from(busy) / 1e3),
         });
@@ -102,10 +104,10 @@ impl fmt::Display for Recorded {
         let Self { model, device, ops, buffers, file, .. } = self;
         writeln!(f, "{model} on {device}: {ops} ops, {buffers} buffers in {}", file.display())?;
         if !self.measured.is_empty() {
-            let mut table = Table::new(&["policy", "us", "device in use"]);
+            let mut table = Table::new(&["scheduler", "us", "device in use"]);
             for row in &self.measured {
                 let share = row.utilization.map_or("-".into(), |share| format!("{:.0} %", 100. * share));
-                table.row(&row.policy, [format!("{:.1}", row.us), share]);
+                table.row(&row.scheduler, [format!("{:.1}", row.us), share]);
             }
             table.fmt(f)?;
         }

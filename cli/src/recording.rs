@@ -48,8 +48,8 @@ impl Recording {
         let example = [self.model.example(self.batch, self.dtype, &device)?];
         let executor = builder.build_fn(move |inputs| model.call(inputs), &example)?;
         let report = executor.report();
-        if report.mode == Mode::Eager {
-            bail!("the model cannot be recorded: {}", report.reason.unwrap_or_default());
+        if report.mode() == Mode::Eager {
+            bail!("the model cannot be recorded: {}", report.reason().unwrap_or_default());
         }
         Ok((executor, example))
     }

@@ -18,7 +18,7 @@ pub struct Args {
 #[derive(Debug, Clone, Serialize)]
 pub struct Simulation {
     device: String,
-    policy: String,
+    scheduler: String,
     ops: usize,
     streams: usize,
     waits: usize,
@@ -42,7 +42,7 @@ impl Args {
             total_us: timeline.total_us,
             utilization: timeline.utilization(),
             device: simulated.device.name,
-            policy: simulated.policy,
+            scheduler: simulated.scheduler,
         })
     }
 }
@@ -51,7 +51,7 @@ impl fmt::Display for Simulation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, value: String| writeln!(f, "{name:<18}{value}");
         row("device", self.device.clone())?;
-        row("policy", self.policy.clone())?;
+        row("scheduler", self.scheduler.clone())?;
         row("ops", self.ops.to_string())?;
         row("streams, waits", format!("{}, {}", self.streams, self.waits))?;
         row("simulated, us", format!("{:.1}", self.total_us))?;

@@ -12,7 +12,7 @@ use opara_plan::Scheduler;
 use crate::device::ChosenDevice;
 use crate::input::{self, Input};
 use crate::plan_file::PlanFile;
-use crate::policy::ChosenPolicy;
+use crate::scheduler::ChosenScheduler;
 
 /// The pass to simulate; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
@@ -21,10 +21,10 @@ pub struct Pass {
     input: Input,
 
     #[command(flatten)]
-    policy: ChosenPolicy,
+    scheduler: ChosenScheduler,
 
     /// Use the schedule of this plan, after proving it.
-    #[arg(long, conflicts_with = "policy")]
+    #[arg(long, conflicts_with = "scheduler")]
     plan: Option<PathBuf>,
 
     #[command(flatten)]
@@ -35,8 +35,8 @@ pub struct Pass {
 pub struct Simulated {
     /// The trace.
     pub prepared: Prepared,
-    /// The policy or the plan's author.
-    pub policy: String,
+    /// The scheduler or the plan's author.
+    pub scheduler: String,
     /// The schedule.
     pub schedule: Schedule,
     /// The simulated device.
@@ -49,20 +49,20 @@ impl Pass {
     /// Simulates the pass.
     ///
     /// # Errors
-    /// Files that cannot be read, a wrong plan, or an error of the policy.
+    /// Files that cannot be read, a wrong plan, or an error of the scheduler.
     pub fn run(&self) -> Result<Simulated> {
         let trace = self.input.load()?;
         let device = self.device.device(&trace.device)?;
         let prepared = input::prepare(&trace);
-        let (policy, schedule) = match &self.plan {
+        let (scheduler, schedule) = match &self.plan {
             Some(path) => {
                 let plan = PlanFile::load(path)?;
                 plan.prove(&trace, &prepared).with_context(|| format!("plan `{}`", path.display()))?;
-                (plan.policy.unwrap_or_else(|| "plan".into()), plan.schedule)
+                (plan.scheduler.unwrap_or_else(|| "plan".into()), plan.schedule)
             }
-            None => (self.policy.policy.name(), self.policy.policy.schedule(&prepared.problem())?),
+            None => (self.scheduler.scheduler.name(), self.scheduler.scheduler.schedule(&prepared.problem())?),
         };
         let timeline = simulate(&prepared.problem(), &schedule, &device);
-        Ok(Simulated { prepared, policy, schedule, device, timeline })
+        Ok(Simulated { prepared, scheduler, schedule, device, timeline })
     }
 }

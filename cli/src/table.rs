@@ -51,9 +51,9 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["policy", "us"]);
+        let mut table = Table::new(&["scheduler", "us"]);
         table.row("dag", ["1234".into()]);
-        assert_eq!(table.to_string(), "policy    us\ndag     1234\n");
+        assert_eq!(table.to_string(), "scheduler    us\ndag     1234\n");
     }
 
     #[test]

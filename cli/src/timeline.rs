@@ -42,7 +42,7 @@ impl Args {
     pub fn run(&self) -> Result<Drawing> {
         let simulated = self.pass.run()?;
         let (trace, timeline) = (&simulated.prepared.ops.trace, &simulated.timeline);
-        let title = format!("{} on {}", simulated.policy, simulated.device.name);
+        let title = format!("{} on {}", simulated.scheduler, simulated.device.name);
         Drawing::new(self.format.draw(timeline, trace, &title), self.output.as_deref())
     }
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
-use opara_candle::tune::{Findings, Progress};
-use opara_candle::{OparaExecutor, Policy, Tuning};
+use opara_candle::plan::tune::{Findings, Progress};
+use opara_candle::{BuiltIn, OparaExecutor, Search};
 use opara_examples::check_writable;
 use opara_plan::Prepared;
 use serde::Serialize;
@@ -69,11 +69,11 @@ impl Args {
             shown.set_position((at.share * 1e3) as u64);
             shown.set_message(format!("{} tried, best {:.1} us", at.tried, at.best_us));
         };
-        let tuning = Tuning::default().budget(budget).seed(self.seed).cache(self.cache.clone()).on_progress(progress);
-        let (executor, example) = self.recording.executor(OparaExecutor::builder().policy(tuning))?;
+        let tuning = Search::default().budget(budget).seed(self.seed).cache(self.cache.clone()).on_progress(progress);
+        let (executor, example) = self.recording.executor(OparaExecutor::builder().scheduler(tuning))?;
         bar.finish_and_clear();
         let report = executor.report();
-        let findings = report.tuning.with_context(|| report.reason.unwrap_or_default())?;
+        let findings = report.search().cloned().with_context(|| report.reason().unwrap_or_default().to_owned())?;
         let (trace, (ops, schedule)) = (executor.trace(&example)?, executor.schedule(&example)?);
         if let Some(path) = &self.trace {
             trace.save(path)?;
@@ -88,7 +88,7 @@ impl Args {
         };
         if let Some(path) = &self.output {
             let prepared: Prepared = input::prepare(&trace);
-            let plan = PlanFile::new(&trace, &prepared, Policy::Tuned.to_string(), schedule)?;
+            let plan = PlanFile::new(&trace, &prepared, BuiltIn::Tuned.to_string(), schedule)?;
             input::write(path, &serde_json::to_vec(&plan)?)?;
         }
         Ok(tuned)
@@ -98,7 +98,7 @@ impl Args {
 impl fmt::Display for Tuned {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} on {}: {}", self.model, self.device, self.findings)?;
-        let sequential = Policy::Sequential.to_string();
+        let sequential = BuiltIn::Sequential.to_string();
         let sequential = self.findings.ranking.iter().find(|(name, _)| *name == sequential).map(|(_, us)| *us);
         let mut table = Table::new(&["schedule", "us", "speed-up"]);
         let winner = (format!("tuned: {}", self.findings.origin), self.findings.us);

@@ -131,8 +131,8 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
     }
     let first_ms = replayed[0] * 1e3;
     Ok(json!({
-        "candle_us": own_us, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us),
-        "launches": fast.report().map(|report| report.ops), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
+        "candle_us": own_us, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us()),
+        "launches": fast.report().map(|report| report.counts().ops), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
     }))
 }
 

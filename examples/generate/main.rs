@@ -157,7 +157,7 @@ fn run() -> Result<()> {
     writeln!(out, "\nThe step that adds a token:\n{}", step.report())?;
     if options.json {
         let json = serde_json::json!({
-            "mode": match step.report().mode { Mode::Eager => "eager", _ => "replay" },
+            "mode": match step.report().mode() { Mode::Eager => "eager", _ => "replay" },
             "tokens": first.tokens,
             "equal_to_eager": first.tokens == eager.tokens,
             "prefill_tokens_per_s": speeds.read_per_s,

@@ -1,5 +1,6 @@
 //! Threads that build, call, evict and drop their own executors and borrow their outputs.
 
+use candle::{Module as _, Tensor};
 use opara_candle::OparaExecutor;
 
 use crate::modules::{Kind, Module};
@@ -39,7 +40,10 @@ impl<'a> Builds<'a> {
         let builder = OparaExecutor::builder().max_shapes(2);
         let built = match rng.bool() {
             true => tally.time("build", || Ok(builder.build(module, &case.x)?)),
-            false => tally.time("build on a thread", || Ok(builder.build_on_thread(move || Ok(module), &case.x)?)),
+            false => tally.time("build on a thread", || {
+                let make = move || Ok(move |x: &[Tensor]| Ok(vec![module.forward(&x[0])?]));
+                Ok(builder.build_local(make, std::slice::from_ref(&case.x))?)
+            }),
         };
         let Some(executor) = built else { return };
         tally.plan(Seen::Built, kind, &executor.report());

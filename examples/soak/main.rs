@@ -115,7 +115,7 @@ fn soak(args: &Args, device: &Device, seconds: Duration) -> Result<Report> {
     };
     let (middle, end) = (half(0)?, half(1)?);
     ensure!(tally.count() > 0, "no thread has done anything");
-    let device = world.shared[0].executor.report().device;
+    let device = world.shared[0].executor.report().device().to_owned();
     Ok(Report {
         device,
         seconds: args.seconds,

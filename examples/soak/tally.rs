@@ -150,9 +150,10 @@ impl Tally {
 
     /// Counts a plan.
     pub fn plan(&mut self, seen: Seen, kind: Kind, report: &Report) {
-        *self.plans.entry((seen, kind.name(), report.mode.name())).or_default() += 1;
-        if report.mode == Mode::Eager && kind.can_be_captured(report.device == "cpu") && self.reasons.len() < TEXTS {
-            self.reasons.push(format!("{}: {}", kind.name(), report.reason.as_deref().unwrap_or("no reason")));
+        *self.plans.entry((seen, kind.name(), report.mode().name())).or_default() += 1;
+        if report.mode() == Mode::Eager && kind.can_be_captured(report.device() == "cpu") && self.reasons.len() < TEXTS
+        {
+            self.reasons.push(format!("{}: {}", kind.name(), report.reason().unwrap_or("no reason")));
         }
     }
 

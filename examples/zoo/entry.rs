@@ -66,7 +66,7 @@ impl Model {
         let function = Rc::new(make(weights.clone())?);
         let wrap = move |builder: Builder, inputs: &[Tensor]| {
             let weights = weights.clone();
-            builder.build_fn_on_thread(move || make(weights), inputs)
+            builder.build_local(move || make(weights), inputs)
         };
         Ok(Self { function, inputs: inputs.into(), native: None, wrap: Box::new(wrap) })
     }

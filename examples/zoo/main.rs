@@ -32,7 +32,7 @@ use anyhow::{anyhow, Context, Error, Result};
 use candle::{DType, Device};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser};
 use clap::Parser;
-use opara_candle::Policy;
+use opara_candle::BuiltIn;
 use opara_examples::{exit_code, types};
 
 use crate::entry::{Entry, Model, Target};
@@ -66,10 +66,10 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     stress: u64,
 
-    /// Scheduling policy.
-    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(Policy::ALL.map(Policy::as_str))
-        .try_map(|name| name.parse::<Policy>()))]
-    policy: Policy,
+    /// Scheduling scheduler.
+    #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(BuiltIn::ALL.map(BuiltIn::as_str))
+        .try_map(|name| name.parse::<BuiltIn>()))]
+    scheduler: BuiltIn,
 
     /// Do not fuse chains of candle's kernels. The sequential graph never does.
     #[arg(long)]
@@ -89,7 +89,7 @@ struct Args {
     #[arg(long, default_value_t = 1, requires = "unchanged", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
 
-    /// Folder that keeps compiled kernels and what came of rewriting for a second run, as `Builder::kernel_cache`.
+    /// Folder that keeps compiled kernels and what came of rewriting for a second run, as `Builder::cache_folder`.
     #[arg(long, requires = "unchanged")]
     cache: Option<PathBuf>,
 
@@ -157,7 +157,7 @@ fn run() -> Result<()> {
         iters: args.iters,
         replays: args.replays,
         stress: args.stress,
-        policy: args.policy,
+        scheduler: args.scheduler,
         fuse: !args.no_fuse,
         is_accurate: args.numerics == "accurate",
         memory: !args.no_memory,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
-use opara_candle::{Builder, Mode, Numerics, OparaExecutor, Policy, Report};
+use opara_candle::{Builder, BuiltIn, Mode, Numerics, OparaExecutor, Report};
 use opara_examples::{Latencies, Run};
 use serde::Serialize;
 
@@ -28,8 +28,8 @@ pub struct Counts {
     pub iters: usize,
     pub replays: usize,
     pub stress: u64,
-    /// Policy of the schedule that is compared with the sequential one.
-    pub policy: Policy,
+    /// BuiltIn of the schedule that is compared with the sequential one.
+    pub scheduler: BuiltIn,
     /// Are its launches fused? The sequential schedule's never are.
     pub fuse: bool,
     /// May launches be rewritten? If so, bits differ from eager execution's.
@@ -43,14 +43,14 @@ impl Counts {
     /// are as in a first build.
     pub fn builder(&self) -> Builder {
         let numerics = if self.is_accurate { Numerics::Accurate } else { Numerics::Exact };
-        OparaExecutor::builder().policy(self.policy).fuse(self.fuse).numerics(numerics).kernel_cache(None)
+        OparaExecutor::builder().scheduler(self.scheduler).fuse(self.fuse).numerics(numerics).cache_folder(None)
     }
 
     /// Command line arguments that make another process use the same builder.
     fn arguments(&self) -> Vec<&'static str> {
         let fuse = if self.fuse { None } else { Some("--no-fuse") };
         let numerics = if self.is_accurate { "accurate" } else { "exact" };
-        ["--policy", self.policy.as_str(), "--numerics", numerics].into_iter().chain(fuse).collect()
+        ["--scheduler", self.scheduler.as_str(), "--numerics", numerics].into_iter().chain(fuse).collect()
     }
 }
 
@@ -133,9 +133,9 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
 
     let scheduled = model.executor(counts.builder())?;
     let report = scheduled.report();
-    let build_ms: f64 = report.build_ms.values().sum();
-    let own_ms = build_ms - report.build_ms.get("forward").unwrap_or(&0.);
-    let captured = report.mode != Mode::Eager;
+    let build_ms: f64 = report.build_ms().values().sum();
+    let own_ms = build_ms - report.build_ms().get("forward").unwrap_or(&0.);
+    let captured = report.mode() != Mode::Eager;
     if let Some(file) = trace.filter(|_| captured) {
         // Without CUPTI, without the times of ops.
         scheduled.measure(inputs).or_else(|_| scheduled.trace(inputs))?.save(file)?;
@@ -143,7 +143,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let replays = if captured && !counts.is_accurate { counts.replays } else { 0 };
     let differing = differing_replays(&scheduled, function, inputs, INPUT_SETS.min(affordable), replays)?;
 
-    let plain = OparaExecutor::builder().policy(Policy::Sequential).fuse(false);
+    let plain = OparaExecutor::builder().scheduler(BuiltIn::Sequential).fuse(false);
     let sequential = captured.then(|| model.executor(plain)).transpose()?;
     let eager = || function(inputs);
     let zero_copy = |executor: &OparaExecutor| Ok(executor.call_zero_copy(inputs, |_| Vec::new())?);
@@ -159,8 +159,8 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
     let ratio = median("scheduled").zip(median("sequential")).map(|(scheduled, sequential)| scheduled / sequential);
 
     let stress = if captured && counts.stress > 0 {
-        let Report { mode, reason, .. } = model.executor(counts.builder().stress(counts.stress))?.report();
-        reason.or_else(|| (mode == Mode::Eager).then(|| "it runs eagerly".into()))
+        let report = model.executor(counts.builder().stress(counts.stress))?.report();
+        report.reason().or((report.mode() == Mode::Eager).then_some("it runs eagerly")).map(str::to_owned)
     } else {
         None
     };
@@ -263,20 +263,20 @@ impl fmt::Display for Measured {
             (replays, differing) => format!("{differing}/{replays}!"),
         };
         let bits = if self.stress.is_some() { "stress!".into() } else { bits };
-        let count = |n: usize| if report.mode == Mode::Eager { "-".into() } else { n.to_string() };
+        let count = |n: usize| if report.mode() == Mode::Eager { "-".into() } else { n.to_string() };
         let us = |name| self.latencies.get(name).map_or("-".into(), |latency| format!("{:.0}", latency.median_us));
         let mib =
             |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| format!("{:.1}", bytes as f64 / (1 << 20) as f64));
         write!(
             f,
             "{:<7}{:>6}{:>7}{:>8}{:>6}{:>7}{:>6}  {bits:<9}{:>10}{:>11}{:>10}{:>7}{:>9.0}{:>8.0}{:>11}{:>11}{:>11}{:>11}",
-            report.mode.name(),
-            count(report.ops),
-            count(report.folded),
-            count(report.streams),
-            count(report.waits),
-            count(report.edges_reduced),
-            count(report.depth),
+            report.mode().name(),
+            count(report.counts().ops),
+            count(report.counts().folded),
+            count(report.counts().streams),
+            count(report.counts().waits),
+            count(report.counts().edges_reduced),
+            count(report.counts().depth),
             us("eager"),
             us("sequential"),
             us("scheduled"),
@@ -289,12 +289,12 @@ impl fmt::Display for Measured {
             mib(memory.total)
         )?;
         let remarks = [
-            report.reason.clone(),
+            report.reason().map(str::to_owned),
             self.stress.as_ref().map(|what| format!("under stress: {what}")),
             (!self.finite).then(|| "eager gives numbers that are not finite".into()),
             (!self.eager_repeats).then(|| "eager does not give the same bits twice".into()),
         ];
-        let rewrites = report.rewrites.iter().map(ToString::to_string).chain(report.notes.iter().cloned());
+        let rewrites = report.rewrites().iter().map(ToString::to_string).chain(report.notes().iter().cloned());
         remarks.into_iter().flatten().chain(rewrites).try_for_each(|remark| write!(f, "\n    {remark}"))
     }
 }

@@ -47,10 +47,10 @@ pub fn measure(
     let Model { inputs, native, .. } = &model;
     let build = |name: &str, model: &Model| -> Result<OparaExecutor> {
         let numerics = if name == "accurate" { Numerics::Accurate } else { Numerics::Exact };
-        let builder = OparaExecutor::builder().numerics(numerics).kernel_cache(cache.map(Path::to_path_buf));
+        let builder = OparaExecutor::builder().numerics(numerics).cache_folder(cache.map(Path::to_path_buf));
         let executor = model.executor(builder)?;
-        let Report { mode, reason, .. } = executor.report();
-        ensure!(mode != Mode::Eager, "it runs eagerly: {}", reason.unwrap_or_default());
+        let report = executor.report();
+        ensure!(report.mode() != Mode::Eager, "it runs eagerly: {}", report.reason().unwrap_or_default());
         Ok(executor)
     };
     let built = numerics.iter().map(|&name| Ok((name, build(name, &model)?))).collect::<Result<Vec<_>>>()?;
@@ -70,7 +70,7 @@ pub fn measure(
     }
     let us = |name| latencies.get(name).map(|latency| latency.median_us);
     let reports: Vec<_> = built.iter().map(|(name, executor)| (*name, executor.report())).collect();
-    let rewrites = reports.iter().flat_map(|(_, report)| &report.rewrites);
+    let rewrites = reports.iter().flat_map(|(_, report)| report.rewrites());
     let worst = rewrites.max_by(|a, b| a.error.total_cmp(&b.error)).copied();
     Ok(Row {
         model: entry.name,
@@ -93,12 +93,12 @@ impl fmt::Display for Row {
             write!(f, ", native {}", us(self.native_us))?;
         }
         for (name, report) in &self.reports {
-            let stages: Vec<String> = report.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.0}")).collect();
+            let stages: Vec<String> = report.build_ms().iter().map(|(stage, ms)| format!("{stage} {ms:.0}")).collect();
             write!(f, "\n    {name}: built in ms: {}", stages.join(", "))?;
-            if report.rewriting_cached {
+            if report.is_rewriting_cached() {
                 write!(f, "\n    rewritten as on disk")?;
             }
-            let lines = report.rewrites.iter().map(ToString::to_string).chain(report.notes.iter().cloned());
+            let lines = report.rewrites().iter().map(ToString::to_string).chain(report.notes().iter().cloned());
             lines.into_iter().try_for_each(|line| write!(f, "\n    {line}"))?;
         }
         Ok(())

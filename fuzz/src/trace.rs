@@ -8,7 +8,7 @@ use flate2::{Compression, Crc};
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::trace::Trace;
-use opara_plan::{Policy, Scheduler};
+use opara_plan::{BuiltIn, Scheduler};
 
 /// The sections of a file, in the order in which they are written.
 pub const TAGS: [&[u8; 4]; 10] =
@@ -28,8 +28,8 @@ pub fn run(bytes: &[u8]) -> bool {
     let _ = trace.fingerprint();
     let prepared = Prepared::new(&trace, Settings::default());
     let problem = prepared.problem();
-    for policy in Policy::FIXED {
-        let Ok(schedule) = policy.schedule(&problem) else { continue };
+    for scheduler in BuiltIn::FIXED {
+        let Ok(schedule) = scheduler.schedule(&problem) else { continue };
         prepared.check(&schedule).expect("a schedule of a valid trace is valid");
         simulate(&problem, &schedule, &DeviceModel::of(&trace.device));
     }

@@ -148,8 +148,8 @@ fn the_executor_captures_every_operator() -> Result<()> {
     let masked = move |x: &[Tensor]| Ok(vec![model.forward(&x[0], &x[1], Some(&x[2]))?]);
     let executor = strict().build_fn(masked, &inputs)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
-    assert!(report.verified && report.width >= 3, "query, key and value side by side");
+    assert_eq!((report.mode(), report.reason()), (Mode::Threads, None));
+    assert!(report.is_verified() && report.counts().width >= 3, "query, key and value side by side");
     assert_eq!(max_difference(&executor.call(&inputs)?[0], &expected)?, 0.);
 
     let model = BertModel::load(seeded(DType::F32), &config)?;
@@ -164,7 +164,7 @@ fn an_executor_takes_as_many_tokens_as_there_are_positions() -> Result<()> {
     let config = Config::tiny();
     let ids = Tensor::ones((1, config.max_position_embeddings), DType::U32, &Device::Cpu)?;
     let fast = OparaExecutor::new(BertModel::load(seeded(DType::F32), &config)?, &ids)?;
-    assert_eq!(fast.report().mode, Mode::Threads);
+    assert_eq!(fast.report().mode(), Mode::Threads);
     Ok(())
 }
 

@@ -57,8 +57,8 @@ fn executor_replays_the_same_bits() -> Result<()> {
     let executor =
         OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build(reference.model(DType::F32)?, &ids)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.reason), (Mode::Threads, None));
-    assert!(report.verified && report.width >= 3, "both orders and the deep part side by side");
+    assert_eq!((report.mode(), report.reason()), (Mode::Threads, None));
+    assert!(report.is_verified() && report.counts().width >= 3, "both orders and the deep part side by side");
     assert_eq!(executor.forward(&ids)?.to_vec2::<f32>()?, expected.to_vec2::<f32>()?);
 
     let outside = (ids.ones_like()? * 2.)?;

@@ -63,7 +63,7 @@ fn embeddings_match_the_trained_model() -> Result<(), Box<dyn Error>> {
         inputs.push(Tensor::new(encoding.get_ids(), &Device::Cpu)?.unsqueeze(0)?);
     }
     let executor = OparaExecutor::new(model, &inputs[0])?;
-    assert_eq!(executor.report().reason, None);
+    assert_eq!(executor.report().reason(), None);
     for (input, expected) in inputs.iter().zip(&reference.embeddings) {
         let got = embedding(&executor.forward(input)?)?;
         assert_eq!(got.len(), expected.len());

@@ -119,7 +119,11 @@ fn generated_tokens_match_transformers() -> Result<()> {
         }
         let built = generator.executors().expect("they were built");
         for report in [built.read.report(), built.step.report()] {
-            assert_eq!((report.mode, report.verified, &report.reason), (Mode::Threads, true, &None), "{report}");
+            assert_eq!(
+                (report.mode(), report.is_verified(), &report.reason()),
+                (Mode::Threads, true, &None),
+                "{report}"
+            );
         }
     }
     Ok(())
@@ -254,7 +258,7 @@ fn executors_give_the_same_bits() -> Result<()> {
         let assert_replayed = |executor: &OparaExecutor| {
             let report = executor.report();
             assert_eq!(
-                (report.mode, report.verified, &report.reason),
+                (report.mode(), report.is_verified(), &report.reason()),
                 (Mode::Threads, true, &None),
                 "{name}: {report}"
             );

@@ -109,8 +109,12 @@ fn the_executor_captures_every_operator() -> Result<()> {
             .on_uncapturable(OnUncapturable::Error)
             .build(move |x: &Tensor| model.forward(x), &image)?;
         let report = executor.report();
-        assert_eq!((report.mode, &report.reason), (Mode::Threads, &None), "{name}");
-        assert!(report.verified && report.width >= branches, "{name}: {} side by side", report.width);
+        assert_eq!((report.mode(), &report.reason()), (Mode::Threads, &None), "{name}");
+        assert!(
+            report.is_verified() && report.counts().width >= branches,
+            "{name}: {} side by side",
+            report.counts().width
+        );
         let got = executor.forward(&image)?;
         assert_eq!(got.to_vec2::<f32>()?, expected.to_vec2::<f32>()?, "{name}");
     }

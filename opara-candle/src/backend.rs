@@ -6,12 +6,12 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::rewrite::Outcome;
 
-use crate::prepared::{Prepared, Settings};
 use crate::report::{Mode, Rewrite};
-use crate::schedule::Schedule;
 use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::{Error, Result};
+use opara_plan::prepared::{Prepared, Settings};
+use opara_plan::schedule::Schedule;
 
 /// A module, or any function of several tensors to several tensors. The last of its arguments may be the state of a step.
 pub(crate) type Function = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;

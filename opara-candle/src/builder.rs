@@ -18,22 +18,42 @@ use crate::{thread_bound, Error, Result};
 ///
 /// ```
 /// use candle::{DType, Device, Tensor};
-/// use opara_candle::{ops, OparaExecutor, Policy};
+/// use opara_candle::{ops, OparaExecutor, BuiltIn};
 ///
 /// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
-/// let fast = OparaExecutor::builder().policy(Policy::Nimble).max_shapes(4).build(ops::relu, &x)?;
-/// assert_eq!(fast.report().policy, "nimble");
+/// let fast = OparaExecutor::builder().scheduler(BuiltIn::Nimble).max_shapes(4).build(ops::relu, &x)?;
+/// assert_eq!(fast.report().scheduler(), "nimble");
 /// # Ok::<(), opara_candle::Error>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct Builder(pub(crate) Options);
 
 impl Builder {
-    /// The scheduling algorithm, which assigns launches to streams and orders them: a [`Policy`](crate::Policy),
-    /// [`Tuning`](crate::Tuning) for a search with its settings, or [`Scheduling::custom`] for a scheduler of the user's own. Default:
-    /// [`Policy::Opara`](crate::Policy::Opara).
-    pub fn policy(mut self, scheduling: impl Into<Scheduling>) -> Self {
-        self.0.set_scheduling(scheduling.into());
+    /// The scheduler, which assigns launches to streams and orders them. Default: [`BuiltIn::Opara`](crate::BuiltIn::Opara).
+    ///
+    /// - [`BuiltIn`](crate::BuiltIn) has the library's schedulers.
+    /// - [`Search`](crate::Search) benchmarks many schedules on the device, and uses the fastest.
+    /// - `Arc::new(own)` is a user's [`Scheduler`](crate::Scheduler). Each of its schedules is checked against the trace: a violated
+    ///   dependency is [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use std::time::Duration;
+    /// use opara_candle::{BuiltIn, OparaExecutor, Search};
+    /// # use opara_candle::plan::schedule::{Problem, Result, Schedule, Scheduler};
+    /// # #[derive(Debug)]
+    /// # struct Own;
+    /// # impl Scheduler for Own {
+    /// #     fn name(&self) -> String { "own".into() }
+    /// #     fn schedule(&self, problem: &Problem) -> Result<Schedule> { BuiltIn::Opara.schedule(problem) }
+    /// # }
+    ///
+    /// let fixed = OparaExecutor::builder().scheduler(BuiltIn::Nimble);
+    /// let searched = OparaExecutor::builder().scheduler(Search::default().budget(Duration::from_secs(8)));
+    /// let own = OparaExecutor::builder().scheduler(Arc::new(Own));
+    /// ```
+    pub fn scheduler(mut self, scheduler: impl Into<Scheduling>) -> Self {
+        self.0.set_scheduling(scheduler.into());
         self
     }
 
@@ -52,7 +72,7 @@ impl Builder {
     /// let rows = move |t: &[Tensor]| Ok(vec![ops::embedding(&table, &t[0])?]);
     /// let ids = |ids: [u32; 2]| Ok::<_, candle::Error>([Tensor::new(&ids, &Device::Cpu)?]);
     /// let fast = OparaExecutor::builder().example(&ids([7, 0])?).build_fn(rows, &ids([1, 2])?)?;
-    /// assert_eq!(fast.report().verified_inputs, 2);
+    /// assert_eq!(fast.report().verified_inputs(), 2);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn example(mut self, inputs: &[Tensor]) -> Self {
@@ -95,7 +115,7 @@ impl Builder {
     ///     ops::to_dtype(ids, candle::DType::F32)
     /// };
     /// let ids = Tensor::new(&[1u32, 2], &Device::Cpu)?;
-    /// let mode = |pure| OparaExecutor::builder().assume_pure(pure).build(checked, &ids).map(|fast| fast.report().mode);
+    /// let mode = |pure| OparaExecutor::builder().assume_pure(pure).build(checked, &ids).map(|fast| fast.report().mode());
     /// assert_eq!((mode(false)?, mode(true)?), (Mode::Eager, Mode::Threads));
     /// # Ok::<(), opara_candle::Error>(())
     /// ```
@@ -165,7 +185,7 @@ impl Builder {
     }
 
     /// Benchmarks the chosen schedule on the GPU against up to three challengers while building, and keeps the fastest: the
-    /// sequential schedule; the graph's own edges in recorded order ([`Policy::Dag`](crate::schedule::Policy::Dag), if that makes at
+    /// sequential schedule; the graph's own edges in recorded order ([`BuiltIn::Dag`](opara_plan::schedule::BuiltIn::Dag), if that makes at
     /// most 1,024 branches); and, if the schedule has more than 32 streams, the same on 32. Graphs above 4,096 launches are not
     /// benchmarked. A [rewritten](Self::numerics) pass is benchmarked against the one with the module's bits, and stays only if it is
     /// faster. Default: true.
@@ -179,7 +199,7 @@ impl Builder {
     /// strided operands and ops on many elements are also replaced alone, by a faster kernel.
     ///
     /// The kernels are generated, and compiled by NVRTC while building. That takes tenths of a second on several cores; compiled
-    /// kernels are [cached](Self::kernel_cache). The bits stay the same, since every op rounds and adds up as candle's kernel does. If
+    /// kernels are [cached](Self::cache_folder). The bits stay the same, since every op rounds and adds up as candle's kernel does. If
     /// a replay still differs from eager execution, the plan is rebuilt without fusion. A kernel that does not compile leaves its
     /// launches unfused; without NVRTC none are fused. The [report](crate::Report::notes) says so. NVRTC is loaded from the toolkit
     /// of the build, or from the library that the environment variable `OPARA_NVRTC` names. Default: true.
@@ -196,7 +216,7 @@ impl Builder {
     ///
     /// let x = Tensor::zeros((2, 4), DType::F32, &Device::Cpu)?;
     /// let fast = OparaExecutor::builder().accurate().build(ops::relu, &x)?;
-    /// assert!(fast.report().rewrites.is_empty()); // A CPU runs what it is given.
+    /// assert!(fast.report().rewrites().is_empty()); // A CPU runs what it is given.
     /// # Ok::<(), opara_candle::Error>(())
     /// ```
     pub fn accurate(self) -> Self {
@@ -227,7 +247,7 @@ impl Builder {
     ///
     /// If all in the folder exceeds 256 MiB, the least recently used files are deleted. Other files are never touched. Default:
     /// `opara-candle` in the user's cache folder.
-    pub fn kernel_cache(mut self, folder: Option<PathBuf>) -> Self {
+    pub fn cache_folder(mut self, folder: Option<PathBuf>) -> Self {
         self.0.kernels = folder;
         self
     }
@@ -263,21 +283,21 @@ impl Builder {
     }
 
     /// Wraps a module from one tensor to one tensor. For a module that is not [`Send`] use
-    /// [`build_on_thread`](Self::build_on_thread).
+    /// [`build_local`](Self::build_local).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn build(
         self,
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::build_on_thread(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `Builder::build_local`.
         input: &Tensor,
     ) -> Result<OparaExecutor> {
         self.build_fn(move |inputs| Ok(vec![module.forward(&inputs[0])?]), std::slice::from_ref(input))
     }
 
     /// Wraps a function from several tensors to several tensors. `inputs` are an example, all on one device. For a function that is
-    /// not [`Send`] use [`build_fn_on_thread`](Self::build_fn_on_thread).
+    /// not [`Send`] use [`build_local`](Self::build_local).
     ///
     /// # Errors
     /// See [`OparaExecutor::new`].
@@ -289,28 +309,25 @@ impl Builder {
         OparaExecutor::wrap(self.0, guarded(function), inputs).map(OparaExecutor::warned)
     }
 
-    /// Wraps a module that is not [`Send`]: `make` builds it on a thread of this library, which then owns it.
+    /// Wraps a function that is not [`Send`], as [`OparaExecutor::new_local`] wraps such a module: `make` makes it on a thread of this
+    /// library, which then owns it. `inputs` are an example, all on one device.
+    ///
+    /// ```
+    /// use candle::{Device, Module, Tensor};
+    /// use opara_candle::{ops, OparaExecutor};
+    ///
+    /// let make = || {
+    ///     let layers = candle_nn::seq().add(ops::relu);
+    ///     Ok(move |inputs: &[Tensor]| Ok(vec![layers.forward(&inputs[0])?]))
+    /// };
+    /// let x = Tensor::new(&[-1f32, 2.], &Device::Cpu)?;
+    /// let fast = OparaExecutor::builder().accurate().build_local(make, &[x])?;
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
     ///
     /// # Errors
-    /// See [`OparaExecutor::build_on_thread`].
-    pub fn build_on_thread<M: Module + 'static>(
-        self,
-        make: impl FnOnce() -> candle::Result<M> + Send + 'static,
-        input: &Tensor,
-    ) -> Result<OparaExecutor> {
-        let make = move || {
-            let module = make()?;
-            Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
-        };
-        self.build_fn_on_thread(make, std::slice::from_ref(input))
-    }
-
-    /// Wraps a function from several tensors to several tensors that is not [`Send`]: `make` builds it on a thread of this library,
-    /// which then owns it. `inputs` are an example, all on one device.
-    ///
-    /// # Errors
-    /// See [`OparaExecutor::build_on_thread`].
-    pub fn build_fn_on_thread<F>(
+    /// See [`OparaExecutor::new_local`].
+    pub fn build_local<F>(
         self,
         make: impl FnOnce() -> candle::Result<F> + Send + 'static,
         inputs: &[Tensor],

@@ -2,11 +2,11 @@
 
 use crate::backend::Replay;
 use crate::measure::Replays;
-use crate::schedule::{Problem, Schedule};
 use crate::timing::{keeps_busy, wall_us, Latency};
-use crate::tune::challengers::challengers;
-use crate::tune::Contestant;
 use crate::{Error, Result};
+use opara_plan::schedule::{Problem, Schedule};
+use opara_plan::tune::challengers::challengers;
+use opara_plan::tune::Contestant;
 
 /// The share of the time by which a challenger must be faster. Larger than in the search, since each runs only a few times.
 pub(crate) const REQUIRED_GAIN: f64 = 0.01;
@@ -40,10 +40,10 @@ const LONGEST_US: f64 = 40_000.;
 pub(crate) fn faster(
     bench: &mut Replays,
     problem: &Problem,
-    policy: &str,
+    scheduler: &str,
     rival_us: Option<f64>,
 ) -> Result<Option<Contestant<Box<dyn Replay>>>> {
-    let challengers = challengers(&bench.plan.schedule, problem, policy)?;
+    let challengers = challengers(&bench.plan.schedule, problem, scheduler)?;
     if challengers.is_empty() {
         return Ok(None);
     }
@@ -54,7 +54,7 @@ pub(crate) fn faster(
     }
     let is_longest = |us: f64| us > LONGEST_US && keeps_busy(us, problem.graph.len());
     let is_lost = |us: f64| rival_us.is_some_and(|rival_us| us > LARGEST_GAIN_OF_SCHEDULES * rival_us);
-    let Some(mut fastest_us) = unless_lost(us, policy)?.filter(|&us| !is_longest(us) && !is_lost(us)) else {
+    let Some(mut fastest_us) = unless_lost(us, scheduler)?.filter(|&us| !is_longest(us) && !is_lost(us)) else {
         return Ok(None);
     };
     let (mut best, mut spent): (Option<Contestant<Box<dyn Replay>>>, f64) = (None, 0.);

@@ -12,7 +12,7 @@ impl OparaExecutor {
     /// Wraps `module` and builds for inputs like `input`.
     ///
     /// A module that is not [`Send`] and [`Sync`], such as one that holds a [`candle_nn::Sequential`], does not compile here.
-    /// Give a function that makes it to [`build_on_thread`](Self::build_on_thread): `OparaExecutor::build_on_thread(move || make(vb), &input)`.
+    /// Give a function that makes it to [`new_local`](Self::new_local): `OparaExecutor::new_local(move || make(vb), &input)`.
     ///
     /// ```compile_fail,E0277
     /// # use candle::{Device, Tensor};
@@ -61,7 +61,7 @@ impl OparaExecutor {
     /// [`Error::Stateful`]: crate::Error::Stateful
     // The compiler shows the line of the bound that a module does not meet, and with it the way out.
     pub fn new(
-        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::build_on_thread(move || make(), &input)`.
+        module: impl Module + Send + Sync + 'static, // Not `Send`? Use `OparaExecutor::new_local(move || make(), &input)`.
         input: &Tensor,
     ) -> Result<Self> {
         Self::builder().build(module, input)
@@ -86,18 +86,22 @@ impl OparaExecutor {
     ///     Ok(candle_nn::seq().add(up).add(ops::gelu).add(down))
     /// };
     /// let x = Tensor::randn(0f32, 1., (2, 4), &Device::Cpu)?;
-    /// let fast = OparaExecutor::build_on_thread(make, &x)?;
+    /// let fast = OparaExecutor::new_local(make, &x)?;
     /// std::thread::spawn(move || fast.forward(&x)).join().unwrap()?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// Errors of `make`, [`Error::Panicked`](crate::Error::Panicked) if it panics, and errors of [`new`](Self::new).
-    pub fn build_on_thread<M: Module + 'static>(
+    pub fn new_local<M: Module + 'static>(
         make: impl FnOnce() -> candle::Result<M> + Send + 'static,
         input: &Tensor,
     ) -> Result<Self> {
-        Self::builder().build_on_thread(make, input)
+        let make = move || {
+            let module = make()?;
+            Ok(move |inputs: &[Tensor]| Ok(vec![module.forward(&inputs[0])?]))
+        };
+        Self::builder().build_local(make, std::slice::from_ref(input))
     }
 
     /// A builder: for other settings, functions of several tensors, and steps with a state.

@@ -9,11 +9,11 @@ use crate::executor::BuiltOn;
 use crate::pipeline::Plan;
 use crate::plans::Entry;
 use crate::report::Report;
-use crate::schedule::Schedule;
 use crate::shapes::key;
-use crate::timeline::Timeline;
 use crate::trace::Trace;
 use crate::{Error, OparaExecutor, Result};
+use opara_plan::schedule::Schedule;
+use opara_plan::timeline::Timeline;
 
 /// # Inspection
 /// All of these but [`report`](Self::report) take inputs, and describe the plan of their shapes and dtypes. Like a call, they build a
@@ -86,11 +86,11 @@ impl OparaExecutor {
         Ok(timeline.to_svg(trace, &title))
     }
 
-    /// Measures the trace for inputs like these: the time of each op alone on the device; and for each policy, and for the DAG without
+    /// Measures the trace for inputs like these: the time of each op alone on the device; and for each scheduler, and for the DAG without
     /// transitive reduction, the time of a replay and the share of the device in use.
     ///
     /// An op's time is its median over replays of the sequential schedule, where its counters, workspaces and operands are valid.
-    /// Ops that are folded into constants do not run in replays, and have no time. Replays of the policies are interleaved. CUPTI
+    /// Ops that are folded into constants do not run in replays, and have no time. Replays of the schedulers are interleaved. CUPTI
     /// measures the ops: it must be installed, and no profiler may be attached.
     ///
     /// # Errors

@@ -74,7 +74,7 @@ pub mod timing;
 #[cfg(not(feature = "testing"))]
 #[allow(dead_code, reason = "the rest is public with the feature `testing`")]
 mod timing;
-pub mod trace;
+mod trace;
 mod verify;
 
 /// The version of candle that this crate works with.
@@ -88,17 +88,15 @@ pub use decoder::DecoderExecutor;
 pub use device_memory::free_memory;
 pub use error::{DecoderError, Error, Mismatch, Result, StateError};
 pub use executor::OparaExecutor;
-pub use opara_plan::{graph, kernel_catalog, profile, schedule, timeline, tune};
-pub use opara_plan::{Error as PlanError, Policy, Scheduler, Timeline, Tuning};
+/// Traces, graphs, schedulers and the search, as plain data and algorithms. Less stable than the rest.
+pub use opara_plan as plan;
+pub use opara_plan::{BuiltIn, Scheduler, Search};
 pub use options::{Numerics, OnStateful, OnUncapturable};
-pub use report::{Match, Mode, Report, Rewrite};
-pub use scheduling::Scheduling;
+pub use report::{Counts, Match, Mode, Report, Rewrite};
 pub use stage::Stage;
-pub use state::{Carry, Snapshot};
+pub use state::{Snapshot, StepState};
 pub use step::StepExecutor;
 pub use step_stream::StepStream;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;
-
-use opara_plan::{disk_cache, memory, optimize, prepared};

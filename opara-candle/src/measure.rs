@@ -6,13 +6,13 @@ use candle::{Device, Tensor};
 
 use crate::arguments::{Rerun, StateArguments};
 use crate::backend::{OpTimes, Planned, Replay};
-use crate::graph::hazards;
-use crate::schedule::{Policy, Schedule, Scheduler};
-use crate::timeline::{Span, Timeline};
 use crate::timing;
 use crate::trace::{Measured, Trace};
-use crate::tune::{benchmark, Bench, Contestant};
 use crate::{Error, Result};
+use opara_plan::graph::hazards;
+use opara_plan::schedule::{BuiltIn, Schedule, Scheduler};
+use opara_plan::timeline::{Span, Timeline};
+use opara_plan::tune::{benchmark, Bench, Contestant};
 
 /// Name of the DAG's schedule with all edges, including edges that other edges imply.
 const EVERY_EDGE: &str = "dag, every edge";
@@ -22,7 +22,7 @@ const REPLAYS: usize = 51;
 const ROUNDS: usize = 21;
 
 impl Planned {
-    /// The trace with the median time of each op alone, and with every policy's replay.
+    /// The trace with the median time of each op alone, and with every scheduler's replay.
     pub fn measure(&self, base: &dyn Replay, inputs: &[Tensor]) -> Result<Trace> {
         let device = inputs.first().map_or(Device::Cpu, |t| t.device().clone());
         let problem = self.prepared.problem();
@@ -30,11 +30,11 @@ impl Planned {
         // Before the first use of CUPTI, which may slow later replays down.
         let mut bench = Replays::new(base, self, vec![inputs], &StateArguments::default(), &device)?;
         let mut field = Vec::new();
-        for policy in Policy::FIXED {
-            field.push(Contestant::new(policy.name(), policy.schedule(&problem)?, &mut bench)?);
+        for scheduler in BuiltIn::FIXED {
+            field.push(Contestant::new(scheduler.name(), scheduler.schedule(&problem)?, &mut bench)?);
         }
         // Shows the gain of leaving implied edges out.
-        let mut every = Policy::Dag.schedule(&problem)?;
+        let mut every = BuiltIn::Dag.schedule(&problem)?;
         every.predecessors.iter_mut().zip(hazards(&self.prepared.ops.trace)).for_each(|(edges, hazards)| {
             edges.extend(hazards);
             edges.sort_unstable();
@@ -48,7 +48,7 @@ impl Planned {
             let busy = Some((timeline.utilization() * 1e3).round() as u32);
             trace.measured.push(Measured { schedule: contestant.name, nanos, busy });
         }
-        let sequential = self.with(Policy::Sequential.schedule(&problem)?);
+        let sequential = self.with(BuiltIn::Sequential.schedule(&problem)?);
         let op_times = self.program.clone().op_times(sequential, inputs, ROUNDS)?;
         for (at, &op) in self.prepared.ops.per_call.iter().enumerate() {
             let mut nanos: Vec<u64> = op_times.iter().map(|times| times[at].1 - times[at].0).collect();

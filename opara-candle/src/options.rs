@@ -7,14 +7,14 @@ use candle::Tensor;
 
 use crate::arguments::StateArguments;
 use crate::backend::{Fusing, Rewriting};
-use crate::disk_cache;
 use crate::environment::Environment;
 use crate::examples::Examples;
-use crate::prepared::Settings;
-use crate::schedule::{Policy, Scheduler};
 use crate::scheduling::Scheduling;
 use crate::stage::Stage;
-use crate::tune::Tuning;
+use opara_plan::disk_cache;
+use opara_plan::prepared::Settings;
+use opara_plan::schedule::{BuiltIn, Scheduler};
+use opara_plan::tune::Search;
 
 /// The handling of a module that cannot be captured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(crate) struct Options {
     /// Are schedules proven before use?
     pub check: bool,
     /// Settings of the search for a schedule, if there is a search.
-    pub tuning: Option<Tuning>,
+    pub tuning: Option<Search>,
     pub settings: Settings,
     pub verify: bool,
     /// Does the user promise that host code of the module does not depend on values?
@@ -98,10 +98,9 @@ impl Options {
     /// Chooses the scheduler, whether it searches, and whether its schedules are proven.
     pub fn set_scheduling(&mut self, scheduling: Scheduling) {
         (self.scheduler, self.tuning, self.check) = match scheduling {
-            Scheduling::Policy(Policy::Tuned) => (Arc::new(Policy::Tuned) as _, Some(Tuning::default()), false),
-            Scheduling::Policy(policy) => (Arc::new(policy) as _, None, false),
-            Scheduling::Tuned(tuning) => (Arc::new(Policy::Tuned) as _, Some(tuning), false),
-            Scheduling::Custom(scheduler) => (scheduler, None, true),
+            Scheduling::BuiltIn(scheduler) => (Arc::new(scheduler) as _, None, false),
+            Scheduling::Search(search) => (Arc::new(BuiltIn::Tuned) as _, Some(search), false),
+            Scheduling::Own(scheduler) => (scheduler, None, true),
         };
     }
 
@@ -148,7 +147,7 @@ impl Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            scheduler: Arc::new(Policy::default()),
+            scheduler: Arc::new(BuiltIn::default()),
             check: false,
             tuning: None,
             settings: Settings::default(),
@@ -180,7 +179,7 @@ mod tests {
     fn the_environment_only_switches_off() {
         let folder = || Some(PathBuf::from("of the program"));
         let tuned =
-            || Options { kernels: folder(), tuning: Some(Tuning::default().cache(folder())), ..Options::default() };
+            || Options { kernels: folder(), tuning: Some(Search::default().cache(folder())), ..Options::default() };
         let folders =
             |options: &Options| (options.kernels.clone(), options.tuning.as_ref().and_then(|t| t.cache.clone()));
         let under = |set: &[(&str, &str)], options: Options| {

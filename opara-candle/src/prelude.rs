@@ -8,11 +8,9 @@
 //! let x = Tensor::new(&[-1f32, 2.], &Device::Cpu)?;
 //! let fast = OparaExecutor::new(|x: &Tensor| ops::relu(x), &x)?;
 //! assert_eq!(fast.forward(&x)?.to_vec1::<f32>()?, [0., 2.]);
-//! assert_eq!(fast.report().mode, Mode::Threads);
+//! assert_eq!(fast.report().mode(), Mode::Threads);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
-pub use crate::{
-    Builder, Mode, Numerics, OnStateful, OnUncapturable, OparaExecutor, Policy, Report, Scheduling, Tuning,
-};
+pub use crate::{Builder, BuiltIn, Mode, Numerics, OnStateful, OnUncapturable, OparaExecutor, Report, Search};
 pub use candle::Module;

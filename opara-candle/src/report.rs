@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::tune::Findings;
+use opara_plan::tune::Findings;
 
 /// How calls are answered.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
@@ -100,34 +100,12 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Describes the plan for one set of input shapes, and counts the executor's events since it was built. In eager mode the plan's
-/// numbers are 0.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+/// The numbers of a plan; 0 in eager mode.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
-pub struct Report {
-    /// Name of the device.
-    pub device: String,
-    /// How calls are answered.
-    pub mode: Mode,
-    /// Why calls run eagerly, or otherwise than requested: the cause of a refused capture, or the check that failed.
-    pub reason: Option<String>,
-    /// Missed optimizations and their causes: features that the GPU or the build lacks, launches whose fused kernels do not compile.
-    /// Results are not affected.
-    pub notes: Vec<String>,
-    /// Name of the policy that made the schedule.
-    pub policy: String,
-    /// The result of the search for a tuned schedule.
-    pub tuning: Option<Findings>,
+pub struct Counts {
     /// Launches of one forward pass of the module.
     pub ops: usize,
-    /// The result of each rule of rewriting; empty with [`Numerics::Exact`](crate::Numerics::Exact).
-    pub rewrites: Vec<Rewrite>,
-    /// With [`Numerics::Exact`](crate::Numerics::Exact) on a GPU, the rules that fit what was recorded.
-    /// [`Builder::accurate`](crate::Builder::accurate) would replace these launches where that is no less accurate and faster, which nothing
-    /// has computed.
-    pub matches: Vec<Match>,
-    /// Was it found in the cache on disk which rules stand? Results of what is rewritten were compared all the same.
-    pub rewriting_cached: bool,
     /// Launches that were fused into others.
     pub fused: usize,
     /// Launches that depend on no input and ran once, while the executor was built.
@@ -154,29 +132,143 @@ pub struct Report {
     pub workspace_bytes: u64,
     /// Bytes of constants that folded launches computed.
     pub constant_bytes: u64,
-    /// Did the replay give the same bits as eager execution, on `verified_inputs` inputs? [Rewritten](Self::rewrites) launches were
-    /// compared with double precision, and replays with a run of them in recorded order.
-    pub verified: bool,
+}
+
+/// Describes the plan for one set of input shapes, and counts the executor's events since it was built. `Display` writes it as a table,
+/// serde as JSON.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Report {
+    pub(crate) device: String,
+    pub(crate) mode: Mode,
+    pub(crate) reason: Option<String>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) scheduler: String,
+    pub(crate) search: Option<Findings>,
+    pub(crate) rewrites: Vec<Rewrite>,
+    pub(crate) matches: Vec<Match>,
+    pub(crate) rewriting_cached: bool,
+    #[serde(flatten)]
+    pub(crate) counts: Counts,
+    pub(crate) verified: bool,
+    pub(crate) verified_inputs: usize,
+    pub(crate) unvaried_inputs: Vec<usize>,
+    pub(crate) build_ms: BTreeMap<&'static str, f64>,
+    pub(crate) eager_us: f64,
+    pub(crate) replay_us: f64,
+    pub(crate) rebuilds: u64,
+    pub(crate) rechecks: u64,
+    pub(crate) mismatches: u64,
+}
+
+impl Report {
+    /// Name of the device.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+
+    /// How calls are answered.
+    pub fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Why calls run eagerly, or otherwise than requested: the cause of a refused capture, or the check that failed.
+    pub fn reason(&self) -> Option<&str> {
+        self.reason.as_deref()
+    }
+
+    /// Missed optimizations and their causes: features that the GPU or the build lacks, launches whose fused kernels do not compile.
+    /// Results are not affected.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Name of the scheduler that made the schedule.
+    pub fn scheduler(&self) -> &str {
+        &self.scheduler
+    }
+
+    /// The result of the [search](crate::Search) for a schedule.
+    pub fn search(&self) -> Option<&Findings> {
+        self.search.as_ref()
+    }
+
+    /// The result of each rule of rewriting; empty with [`Numerics::Exact`](crate::Numerics::Exact).
+    pub fn rewrites(&self) -> &[Rewrite] {
+        &self.rewrites
+    }
+
+    /// With [`Numerics::Exact`](crate::Numerics::Exact) on a GPU, the rules that fit what was recorded.
+    /// [`Builder::accurate`](crate::Builder::accurate) would replace these launches where that is no less accurate and faster, which
+    /// nothing has computed.
+    pub fn matches(&self) -> &[Match] {
+        &self.matches
+    }
+
+    /// Was it found in the cache on disk which rules stand?
+    pub fn is_rewriting_cached(&self) -> bool {
+        self.rewriting_cached
+    }
+
+    /// The plan's numbers.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    /// Did the replay give the same bits as eager execution, on [`verified_inputs`](Self::verified_inputs) inputs?
+    /// [Rewritten](Self::rewrites) launches were compared with double precision, and replays with a run of them in recorded order.
+    pub fn is_verified(&self) -> bool {
+        self.verified
+    }
+
     /// Number of inputs on which the replay was compared with eager execution.
-    pub verified_inputs: usize,
+    pub fn verified_inputs(&self) -> usize {
+        self.verified_inputs
+    }
+
     /// Indices of integer inputs that had the same values in all of these comparisons. With
     /// [`Builder::assume_pure`](crate::Builder::assume_pure) it is unknown whether host code of the module depends on their values:
     /// [`Builder::example`](crate::Builder::example) gives further values.
-    pub unvaried_inputs: Vec<usize>,
+    pub fn unvaried_inputs(&self) -> &[usize] {
+        &self.unvaried_inputs
+    }
+
     /// Milliseconds of each part of building. `forward` are the module's own calls; [`OparaExecutor::new`](crate::OparaExecutor::new)
     /// has their number.
-    pub build_ms: BTreeMap<&'static str, f64>,
+    pub fn build_ms(&self) -> &BTreeMap<&'static str, f64> {
+        &self.build_ms
+    }
+
     /// Microseconds of the fastest eager call while building, host and device.
-    pub eager_us: f64,
-    /// Microseconds of the fastest replay while building, host and device.
-    pub replay_us: f64,
+    pub fn eager_us(&self) -> f64 {
+        self.eager_us
+    }
+
+    /// Microseconds of the fastest replay while building, host and device; 0 in eager mode.
+    pub fn replay_us(&self) -> f64 {
+        self.replay_us
+    }
+
+    /// The same report with a program's own measurements in the place of times from building, in microseconds.
+    pub fn with_times(self, eager_us: Option<f64>, replay_us: Option<f64>) -> Self {
+        let (eager_us, replay_us) = (eager_us.unwrap_or(self.eager_us), replay_us.unwrap_or(self.replay_us));
+        Self { eager_us, replay_us, ..self }
+    }
+
     /// Rebuilds of plans of the executor, because they were evicted ([`max_shapes`](crate::Builder::max_shapes)) or the module had freed
     /// memory that they read.
-    pub rebuilds: u64,
+    pub fn rebuilds(&self) -> u64 {
+        self.rebuilds
+    }
+
     /// Calls of the executor that also ran the module for comparison ([`recheck`](crate::Builder::recheck)).
-    pub rechecks: u64,
+    pub fn rechecks(&self) -> u64 {
+        self.rechecks
+    }
+
     /// Re-checks whose results differed. The shapes of such calls run eagerly since.
-    pub mismatches: u64,
+    pub fn mismatches(&self) -> u64 {
+        self.mismatches
+    }
 }
 
 impl Report {
@@ -184,7 +276,7 @@ impl Report {
     pub(crate) fn eagerly(&self, reason: String) -> Report {
         Report {
             device: self.device.clone(),
-            policy: self.policy.clone(),
+            scheduler: self.scheduler.clone(),
             reason: Some(reason),
             eager_us: self.eager_us,
             ..Report::default()
@@ -196,16 +288,16 @@ impl Report {
     /// The rows of an eager report, which has no plan.
     fn eager_rows(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
         if !self.build_ms.is_empty() {
-            row("build, ms", self.stages())?;
+            row("build, ms", self.stage_times())?;
         }
         if self.eager_us > 0. {
             row("eager, us", format!("{:.0}", self.eager_us))?;
         }
-        self.counts(row)
+        self.events(row)
     }
 
     /// Events of the executor since it was built.
-    fn counts(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
+    fn events(&self, mut row: impl FnMut(&str, String) -> fmt::Result) -> fmt::Result {
         if self.rebuilds > 0 {
             row("rebuilds", self.rebuilds.to_string())?;
         }
@@ -215,7 +307,7 @@ impl Report {
         Ok(())
     }
 
-    fn stages(&self) -> String {
+    fn stage_times(&self) -> String {
         let stages: Vec<String> = self.build_ms.iter().map(|(stage, ms)| format!("{stage} {ms:.2}")).collect();
         stages.join(", ")
     }
@@ -256,13 +348,13 @@ impl fmt::Display for Report {
         if self.mode == Mode::Eager {
             return self.eager_rows(row);
         }
-        row("policy", self.policy.clone())?;
-        if let Some(tuning) = &self.tuning {
-            row("tuned", tuning.to_string())?;
+        row("scheduler", self.scheduler.clone())?;
+        if let Some(search) = &self.search {
+            row("tuned", search.to_string())?;
         }
-        let parts = [(self.folded, "are constant and ran once"), (self.fused, "are fused into others")];
+        let parts = [(self.counts.folded, "are constant and ran once"), (self.counts.fused, "are fused into others")];
         let parts = parts.iter().filter(|(count, _)| *count > 0).map(|(count, told)| format!("; {count} {told}"));
-        row("ops", format!("{} in a forward pass{}", self.ops, parts.collect::<String>()))?;
+        row("ops", format!("{} in a forward pass{}", self.counts.ops, parts.collect::<String>()))?;
         for rewrite in &self.rewrites {
             row("rewritten", rewrite.to_string())?;
         }
@@ -272,17 +364,23 @@ impl fmt::Display for Report {
         if self.rewriting_cached {
             row("rewriting", "as an earlier build decided, from disk; what is rewritten was compared again".into())?;
         }
-        row("dependencies", format!("{}, of which {} are not implied by others", self.edges, self.edges_reduced))?;
-        row("width, depth", format!("at most {} ops side by side, {} one after another", self.width, self.depth))?;
-        row("streams", format!("{}, with {} waits between them", self.streams, self.waits))?;
+        row(
+            "dependencies",
+            format!("{}, of which {} are not implied by others", self.counts.edges, self.counts.edges_reduced),
+        )?;
+        row(
+            "width, depth",
+            format!("at most {} ops side by side, {} one after another", self.counts.width, self.counts.depth),
+        )?;
+        row("streams", format!("{}, with {} waits between them", self.counts.streams, self.counts.waits))?;
         let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
-        let (all, arena) = (mib(self.buffer_bytes), mib(self.arena_bytes));
-        let memory = format!("{} of {all:.1} MiB share {arena:.1} MiB", self.buffers);
-        let rest = (mib(self.constant_bytes), mib(self.workspace_bytes));
+        let (all, arena) = (mib(self.counts.buffer_bytes), mib(self.counts.arena_bytes));
+        let memory = format!("{} of {all:.1} MiB share {arena:.1} MiB", self.counts.buffers);
+        let rest = (mib(self.counts.constant_bytes), mib(self.counts.workspace_bytes));
         let memory = format!("{memory}, constants {:.1} MiB, workspaces {:.1} MiB", rest.0, rest.1);
         row("buffers", memory)?;
         row("same as eager", self.verification())?;
-        row("build, ms", self.stages())?;
+        row("build, ms", self.stage_times())?;
         row("eager, us", format!("{:.0}", self.eager_us))?;
         let faster = if self.replay_us > 0. && self.eager_us > 0. {
             format!(", {:.2} times as fast", self.eager_us / self.replay_us)
@@ -290,7 +388,7 @@ impl fmt::Display for Report {
             String::new()
         };
         row("replay, us", format!("{:.0}{faster}", self.replay_us))?;
-        self.counts(row)
+        self.events(row)
     }
 }
 
@@ -314,7 +412,7 @@ mod tests {
 
     #[test]
     fn an_eager_report_has_no_rows_of_zeros() {
-        let built = Report { device: "cpu".into(), policy: "opara".into(), eager_us: 7., ..Report::default() };
+        let built = Report { device: "cpu".into(), scheduler: "opara".into(), eager_us: 7., ..Report::default() };
         let eager = built.eagerly("it draws random numbers".into());
         let text = eager.to_string();
         let rows: Vec<&str> = text.lines().map(|line| line.split("  ").next().unwrap_or_default()).collect();

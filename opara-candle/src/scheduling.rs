@@ -1,55 +1,38 @@
-//! The scheduling setting of an executor.
+//! What [`Builder::scheduler`](crate::Builder::scheduler) takes.
 
 use std::sync::Arc;
 
-use crate::schedule::{Policy, Scheduler};
-use crate::tune::Tuning;
+use crate::plan::schedule::{BuiltIn, Scheduler};
+use crate::plan::Search;
 
-/// The scheduling algorithm, for [`Builder::policy`](crate::Builder::policy): a [`Policy`], a search with its settings ([`Tuning`]),
-/// or a user's [`Scheduler`]. The first two convert into it.
-///
-/// ```
-/// use std::time::Duration;
-/// use opara_candle::{OparaExecutor, Policy, Scheduling, Tuning};
-/// # use opara_candle::schedule::{Problem, Result, Schedule, Scheduler};
-/// # #[derive(Debug)]
-/// # struct Own;
-/// # impl Scheduler for Own {
-/// #     fn name(&self) -> String { "own".into() }
-/// #     fn schedule(&self, problem: &Problem) -> Result<Schedule> { Policy::Opara.schedule(problem) }
-/// # }
-///
-/// let fixed = OparaExecutor::builder().policy(Policy::Nimble);
-/// let tuned = OparaExecutor::builder().policy(Tuning::default().budget(Duration::from_secs(8)));
-/// let own = OparaExecutor::builder().policy(Scheduling::custom(Own));
-/// ```
+/// Who schedules: a scheduler of this library, a search for the fastest schedule, or a user's scheduler. All three convert into it.
 #[derive(Debug, Clone)]
-#[non_exhaustive]
 pub enum Scheduling {
-    /// A policy of this library.
-    Policy(Policy),
-    /// [`Policy::Tuned`] with settings: the fastest schedule of a search that benchmarks many on the device.
-    Tuned(Tuning),
-    /// A user's scheduler. Each of its schedules is checked against the trace: a violated dependency is
-    /// [`Error::InvalidSchedule`](crate::Error::InvalidSchedule).
-    Custom(Arc<dyn Scheduler>),
+    /// A scheduler of this library.
+    BuiltIn(BuiltIn),
+    /// A search with these settings.
+    Search(Search),
+    /// A user's scheduler, whose schedules are checked.
+    Own(Arc<dyn Scheduler>),
 }
 
-impl Scheduling {
-    /// Schedules by a user's scheduler.
-    pub fn custom(scheduler: impl Scheduler + 'static) -> Self {
-        Scheduling::Custom(Arc::new(scheduler))
+impl From<BuiltIn> for Scheduling {
+    fn from(scheduler: BuiltIn) -> Self {
+        match scheduler {
+            BuiltIn::Tuned => Scheduling::Search(Search::default()),
+            fixed => Scheduling::BuiltIn(fixed),
+        }
     }
 }
 
-impl From<Policy> for Scheduling {
-    fn from(policy: Policy) -> Self {
-        Scheduling::Policy(policy)
+impl From<Search> for Scheduling {
+    fn from(search: Search) -> Self {
+        Scheduling::Search(search)
     }
 }
 
-impl From<Tuning> for Scheduling {
-    fn from(tuning: Tuning) -> Self {
-        Scheduling::Tuned(tuning)
+impl<S: Scheduler + 'static> From<Arc<S>> for Scheduling {
+    fn from(scheduler: Arc<S>) -> Self {
+        Scheduling::Own(scheduler)
     }
 }

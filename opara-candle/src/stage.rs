@@ -18,10 +18,10 @@ pub enum Stage {
     Analyse,
     /// Places the buffers in the arena.
     Place,
-    /// Assigns launches to streams and orders them ([`Builder::policy`](crate::Builder::policy)).
+    /// Assigns launches to streams and orders them ([`Builder::scheduler`](crate::Builder::scheduler)).
     Schedule,
     /// Builds the replay of the schedule, and benchmarks it against other schedules if that is enabled
-    /// ([`Builder::benchmark_challengers`](crate::Builder::benchmark_challengers), and a [`Tuning`](crate::Tuning)).
+    /// ([`Builder::benchmark_challengers`](crate::Builder::benchmark_challengers), and a [`Search`](crate::Search)).
     Instantiate,
     /// Compares replays with eager execution ([`Builder::verify`](crate::Builder::verify)).
     Verify,

@@ -12,14 +12,14 @@ use crate::{Result, StateError};
 ///
 /// ```
 /// use candle::{DType, Device, Result, Tensor};
-/// use opara_candle::Carry;
+/// use opara_candle::StepState;
 ///
 /// struct Writing {
 ///     position: Tensor,
 ///     cache: Tensor,
 /// }
 ///
-/// impl Carry for Writing {
+/// impl StepState for Writing {
 ///     fn tensors(&self) -> Vec<Tensor> {
 ///         vec![self.position.clone(), self.cache.clone()]
 ///     }
@@ -36,7 +36,7 @@ use crate::{Result, StateError};
 /// let other = start.fork()?; // The same contents in other memory.
 /// # Ok::<(), opara_candle::Error>(())
 /// ```
-pub trait Carry: Sized {
+pub trait StepState: Sized {
     /// The tensors, without copying them.
     fn tensors(&self) -> Vec<Tensor>;
 
@@ -77,7 +77,7 @@ pub trait Carry: Sized {
 }
 
 /// A state of one tensor.
-impl Carry for Tensor {
+impl StepState for Tensor {
     fn tensors(&self) -> Vec<Tensor> {
         vec![self.clone()]
     }
@@ -88,7 +88,7 @@ impl Carry for Tensor {
 }
 
 /// A state whose tensors have no names.
-impl Carry for Vec<Tensor> {
+impl StepState for Vec<Tensor> {
     fn tensors(&self) -> Vec<Tensor> {
         self.clone()
     }
@@ -120,7 +120,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// No memory for it.
-    pub fn of(state: &impl Carry) -> Result<Self> {
+    pub fn of(state: &impl StepState) -> Result<Self> {
         Ok(Self(state.tensors().iter().map(copy).collect::<candle::Result<_>>()?))
     }
 
@@ -128,7 +128,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// A state of other shapes or dtypes, which stays unchanged.
-    pub fn restore(&self, state: &mut impl Carry) -> Result<()> {
+    pub fn restore(&self, state: &mut impl StepState) -> Result<()> {
         let tensors = state.tensors();
         if tensors.len() != self.0.len() {
             return Err(StateError::Count { expected: self.0.len(), got: tensors.len() }.into());

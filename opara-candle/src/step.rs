@@ -12,7 +12,7 @@ use crate::cpu::record::apply;
 use crate::executor::OparaExecutor;
 use crate::panics::caught;
 use crate::report::Report;
-use crate::state::{check_alike, Carry};
+use crate::state::{check_alike, StepState};
 use crate::trace::Trace;
 use crate::{cuda, Result, StateError};
 
@@ -34,7 +34,7 @@ impl Builder {
     /// [`ops::write_rows`](crate::ops::write_rows), on a GPU also candle's `slice_set`. `inputs` (may be empty) and
     /// `state` are examples, all on one device.
     ///
-    /// Building runs the step on copies ([`Carry::scratch`]) and never changes `state`. Outputs and state of replays
+    /// Building runs the step on copies ([`StepState::scratch`]) and never changes `state`. Outputs and state of replays
     /// are compared with eager execution. The step must use the state that it is given: tensors that the function
     /// captured itself stay the same at every call. An output that is a view of the state is copied when the step ends.
     ///
@@ -66,7 +66,7 @@ impl Builder {
     /// [`OparaExecutor::new`].
     pub fn build_step<S, F>(mut self, step: F, inputs: &[Tensor], state: &S) -> Result<StepExecutor<S>>
     where
-        S: Carry + Send + Sync + 'static,
+        S: StepState + Send + Sync + 'static,
         F: Fn(&[Tensor], &S) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
         self.check_examples(inputs)?;
@@ -83,7 +83,7 @@ impl Builder {
     }
 }
 
-impl<S: Carry> StepExecutor<S> {
+impl<S: StepState> StepExecutor<S> {
     /// Runs one step, which updates `state`. No later step overwrites the outputs.
     ///
     /// After an error of the device or of the step itself, the state may be partly updated: restore a
@@ -138,7 +138,7 @@ impl<S> std::fmt::Debug for StepExecutor<S> {
 }
 
 /// Arguments to build a plan on: the inputs, and a scratch copy of the state.
-fn example(inputs: &[Tensor], state: &impl Carry) -> Result<Vec<Tensor>> {
+fn example(inputs: &[Tensor], state: &impl StepState) -> Result<Vec<Tensor>> {
     Ok(joined(inputs, state.scratch()?.tensors()))
 }
 
@@ -149,7 +149,7 @@ fn joined(inputs: &[Tensor], state: Vec<Tensor>) -> Vec<Tensor> {
 /// Wraps the step as a function of one list of tensors.
 fn of_arguments<S, F>(step: F, like: S, state: StateArguments) -> Function
 where
-    S: Carry + Send + Sync + 'static,
+    S: StepState + Send + Sync + 'static,
     F: Fn(&[Tensor], &S) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
 {
     let run = move |arguments: &[Tensor]| -> candle::Result<Vec<Tensor>> {

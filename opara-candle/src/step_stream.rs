@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use candle::{DType, Tensor};
 
-use crate::state::Carry;
+use crate::state::StepState;
 use crate::step::StepExecutor;
 use crate::{cuda, Error, Result};
 
@@ -36,7 +36,7 @@ enum Given {
     Coming(cuda::Download<u32>, usize),
 }
 
-impl<S: Carry> StepExecutor<S> {
+impl<S: StepState> StepExecutor<S> {
     /// Runs steps repeatedly, all [with the same inputs](StepStream::on) if there are any. The first output of a step must be u32
     /// tokens.
     ///
@@ -132,7 +132,7 @@ impl<'a, S> StepStream<'a, S> {
     }
 }
 
-impl<S: Carry> StepStream<'_, S> {
+impl<S: StepState> StepStream<'_, S> {
     /// Runs or enqueues one more step.
     fn step(&mut self) -> Result<()> {
         let free = &mut self.free;
@@ -177,7 +177,7 @@ fn given(outputs: &[Tensor], free: &mut Vec<cuda::Download<u32>>) -> Result<Give
     Ok(Given::Coming(download, elements))
 }
 
-impl<S: Carry> Iterator for StepStream<'_, S> {
+impl<S: StepState> Iterator for StepStream<'_, S> {
     type Item = Result<Vec<u32>>;
 
     fn next(&mut self) -> Option<Self::Item> {

@@ -56,8 +56,8 @@ fn executors_are_switched_off() -> Result<()> {
         let (fast, calls) = relu(strict)?;
         ensure!(calls == 1, "the one call of the executor, and none while it was built: {calls}");
         let report = fast.report();
-        ensure!(report.mode == Mode::Eager, "{report}");
-        ensure!(report.reason.is_some_and(|reason| reason.contains("OPARA_OFF")), "it says why");
+        ensure!(report.mode() == Mode::Eager, "{report}");
+        ensure!(report.reason().is_some_and(|reason| reason.contains("OPARA_OFF")), "it says why");
     }
     Ok(())
 }
@@ -66,7 +66,7 @@ fn executors_are_switched_off() -> Result<()> {
 fn verification_is_switched_off() -> Result<()> {
     if printed_with("verification_is_switched_off", &[("OPARA_VERIFY", "0"), ("OPARA_FUSE", "0")])?.is_none() {
         let report = relu(OparaExecutor::builder().verify(true))?.0.report();
-        ensure!((report.mode, report.verified, report.fused) == (Mode::Threads, false, 0), "{report}");
+        ensure!((report.mode(), report.is_verified(), report.counts().fused) == (Mode::Threads, false, 0), "{report}");
     }
     Ok(())
 }
@@ -78,7 +78,7 @@ fn invalid_values_are_warned_of_once() -> Result<()> {
         tracing_subscriber::fmt().with_ansi(false).init();
         for _ in 0..2 {
             let report = relu(OparaExecutor::builder())?.0.report();
-            ensure!((report.mode, report.verified) == (Mode::Threads, true), "{report}");
+            ensure!((report.mode(), report.is_verified()) == (Mode::Threads, true), "{report}");
         }
         return Ok(());
     };
@@ -106,9 +106,9 @@ fn plans_are_cached_in_another_folder_or_not_at_all() -> Result<()> {
         let cache = elsewhere.map_or("", |elsewhere| if elsewhere { other } else { "off" });
         if printed_with(name, &[("OPARA_CACHE", cache), (OWN, own)])?.is_none() {
             let folder = std::env::var_os(OWN).context("a folder")?.into();
-            let tuning = Tuning::default().proposals(1).cache(Some(folder));
-            let report = relu(OparaExecutor::builder().policy(tuning))?.0.report();
-            ensure!(report.tuning.is_some(), "{report}");
+            let tuning = Search::default().proposals(1).cache(Some(folder));
+            let report = relu(OparaExecutor::builder().scheduler(tuning))?.0.report();
+            ensure!(report.search().is_some(), "{report}");
             return Ok(());
         }
         let found = (plans(own.as_ref())?, plans(other.as_ref())?);

@@ -1,6 +1,6 @@
 //! The contestants: their sides, order and colours.
 
-use opara_candle::Policy;
+use opara_candle::BuiltIn;
 use plotters::style::RGBColor;
 
 use crate::results::{Cell, Contestant};
@@ -33,7 +33,7 @@ const UNKNOWN: RGBColor = RGBColor(0x88, 0x56, 0xa7);
 pub enum Side {
     /// candle's own operators, eager.
     Candle,
-    /// This library's: its operators, eager; its policies; and executors of candle's operators.
+    /// This library's: its operators, eager; its schedulers; and executors of candle's operators.
     Ours,
     /// Another framework's.
     Peer,
@@ -41,14 +41,14 @@ pub enum Side {
 
 impl Side {
     /// The side of the contestant called `name`. It is this library's if the first word, or the word after `candle`, is
-    /// `eager`, `accurate` or a policy's name.
+    /// `eager`, `accurate` or a scheduler's name.
     pub fn of(name: &str) -> Self {
-        let policy = |word: &str| word.parse::<Policy>().is_ok();
+        let scheduler = |word: &str| word.parse::<BuiltIn>().is_ok();
         match name.split_once(' ').unwrap_or((name, "")) {
             ("candle", "") => Self::Candle,
-            ("candle", by) if by == "accurate" || policy(by) => Self::Ours,
+            ("candle", by) if by == "accurate" || scheduler(by) => Self::Ours,
             ("eager", _) => Self::Ours,
-            (word, _) if policy(word) => Self::Ours,
+            (word, _) if scheduler(word) => Self::Ours,
             _ => Self::Peer,
         }
     }
@@ -59,12 +59,12 @@ pub fn colour(name: &str) -> RGBColor {
     known(name).map_or(UNKNOWN, |at| KNOWN[at].1)
 }
 
-/// The contestants of these cells, measured or failed, in the order of tables. The only policies are `sequential`,
-/// `opara` and `tuned`; the [table of policies](crate::markdown::policies) has the others.
+/// The contestants of these cells, measured or failed, in the order of tables. The only schedulers are `sequential`,
+/// `opara` and `tuned`; the [table of schedulers](crate::markdown::schedulers) has the others.
 pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
     let mut names: Vec<&str> = Vec::new();
     for Contestant { name, .. } in cells.flat_map(|cell| &cell.contestants) {
-        let shown = known(name).is_some() || name.parse::<Policy>().is_err();
+        let shown = known(name).is_some() || name.parse::<BuiltIn>().is_err();
         if shown && !names.contains(&name.as_str()) {
             names.push(name);
         }
@@ -76,9 +76,9 @@ pub fn line_up<'a>(cells: impl Iterator<Item = &'a Cell>) -> Vec<&'a str> {
 /// The position of the contestant called `name` in tables: candle, this library, PyTorch, ONNX Runtime, and unknown
 /// ones last.
 pub fn place(name: &str) -> (usize, usize) {
-    let policy = Policy::ALL.iter().position(|policy| policy.as_str() == name);
-    let by = if policy.is_some() { Policy::Sequential.as_str() } else { name };
-    (known(by).unwrap_or(KNOWN.len()), policy.unwrap_or_default())
+    let scheduler = BuiltIn::ALL.iter().position(|scheduler| scheduler.as_str() == name);
+    let by = if scheduler.is_some() { BuiltIn::Sequential.as_str() } else { name };
+    (known(by).unwrap_or(KNOWN.len()), scheduler.unwrap_or_default())
 }
 
 /// The position in [`KNOWN`].
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn policies_are_listed_together() {
+    fn schedulers_are_listed_together() {
         let mut names = ["torch graph", "another graph", "tuned", "dag", "eager", "sequential"];
         names.sort_by_key(|name| place(name));
         assert_eq!(names, ["eager", "sequential", "dag", "tuned", "torch graph", "another graph"]);

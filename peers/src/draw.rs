@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::contestants::place;
-use crate::markdown::{details, header, kernels, medians, policies};
+use crate::markdown::{details, header, kernels, medians, schedulers};
 use crate::plots::{speedups, throughput};
 use crate::results::{Cell, Results};
 
@@ -60,7 +60,7 @@ fn page(results: &Results, cells: &[Cell], plots: &[(String, String)]) -> Result
     for (name, _) in plots {
         writeln!(page, "\n![{}]({name})", name.trim_end_matches(".svg"))?;
     }
-    write!(page, "\n## Policies\n\n{}", policies(cells))?;
+    write!(page, "\n## Schedulers\n\n{}", schedulers(cells))?;
     let kernels = cells.iter().filter_map(|cell| Some((&cell.key, kernels(cell)?)));
     for (at, (key, table)) in kernels.enumerate() {
         let title = if at == 0 { "\n## Kernels by family\n" } else { "" };
@@ -102,7 +102,7 @@ mod tests {
             assert!(page.contains(&format!("]({name})")), "{page}");
         }
         let titles: Vec<&str> = page.lines().filter(|line| line.starts_with("## ")).collect();
-        assert_eq!(titles, ["## GPU time", "## Policies", "## Kernels by family", "## Details"]);
+        assert_eq!(titles, ["## GPU time", "## Schedulers", "## Kernels by family", "## Details"]);
         assert_eq!(page.lines().filter(|line| line.starts_with("### ")).count(), 4);
         assert!(page.contains("| element-wise"), "{page}");
         let (_, details) = page.split_once("## Details").unwrap();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-pub use opara_candle::kernel_catalog::Family;
-use opara_candle::kernel_catalog::Kernel as Known;
+pub use opara_candle::plan::kernel_catalog::Family;
+use opara_candle::plan::kernel_catalog::Kernel as Known;
 
 use crate::results::Kernel;
 

@@ -36,7 +36,7 @@ pub struct Args {
     #[command(flatten)]
     launch: Launch,
 
-    /// Measure on the CPU, where a policy runs on worker threads.
+    /// Measure on the CPU, where a scheduler runs on worker threads.
     #[arg(long)]
     cpu: bool,
 

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure, Context, Result};
 use candle::{DType, Device, Tensor};
-use opara_candle::trace::Trace;
-use opara_candle::{device_memory, ops, timing, Mode, Numerics, OparaExecutor, Policy};
+use opara_candle::plan::trace::Trace;
+use opara_candle::{device_memory, ops, timing, BuiltIn, Mode, Numerics, OparaExecutor};
 use opara_examples::{Model, Native};
 use opara_peers::results::{Kernel, Series};
 
@@ -23,9 +23,9 @@ pub const OF_CANDLE: [&str; 3] = [CANDLE, CANDLE_TUNED, CANDLE_ACCURATE];
 /// This library's operators, eager.
 pub const EAGER: &str = "eager";
 
-/// The names of all contestants: the four above, and one replay per policy.
+/// The names of all contestants: the four above, and one replay per scheduler.
 pub fn names() -> impl Iterator<Item = String> {
-    OF_CANDLE.into_iter().chain([EAGER]).map(String::from).chain(Policy::ALL.map(|policy| policy.to_string()))
+    OF_CANDLE.into_iter().chain([EAGER]).map(String::from).chain(BuiltIn::ALL.map(|scheduler| scheduler.to_string()))
 }
 
 /// Bytes that are written to flush the L2 cache: GPUs have a quarter of that.
@@ -79,8 +79,8 @@ impl Subject {
         let ((own, output), setup_s) = (ready, began.elapsed().as_secs_f64());
         let report = own.executor().map(OparaExecutor::report);
         let note = report.map(|report| {
-            let streams = format!("{} streams, {} waits", report.streams, report.waits);
-            report.tuning.map_or(streams.clone(), |found| format!("{}, {streams}", found.origin))
+            let streams = format!("{} streams, {} waits", report.counts().streams, report.counts().waits);
+            report.search().map_or(streams.clone(), |found| format!("{}, {streams}", found.origin))
         });
         let peak_bytes = memory.map(|memory| memory.peak - memory.before);
         Ok(Ready { way: Box::new(own), output, setup_s, peak_bytes, note })
@@ -95,19 +95,19 @@ impl Subject {
         };
         let call = match name {
             CANDLE | EAGER => Call::Eager { model, candle_only },
-            CANDLE_TUNED => Call::Replay(Box::new(replay(model, candle_only, Policy::Tuned, input)?)),
+            CANDLE_TUNED => Call::Replay(Box::new(replay(model, candle_only, BuiltIn::Tuned, input)?)),
             CANDLE_ACCURATE => Call::Replay(Box::new(rewritten(model, input)?)),
-            policy => Call::Replay(Box::new(replay(model, candle_only, policy.parse()?, input)?)),
+            scheduler => Call::Replay(Box::new(replay(model, candle_only, scheduler.parse()?, input)?)),
         };
         Ok(Own { device: self.device.clone(), call, inputs: [input.clone()], cache: self.cache.clone() })
     }
 }
 
-/// An executor with this policy. The policy itself is measured, even if it is slower than the sequential graph, and the
+/// An executor with this scheduler. The scheduler itself is measured, even if it is slower than the sequential graph, and the
 /// set-up time is that of a first start.
-fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Result<OparaExecutor> {
+fn replay(model: Model, candle_only: bool, scheduler: BuiltIn, input: &Tensor) -> Result<OparaExecutor> {
     ops::use_candle_only(candle_only);
-    let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).kernel_cache(None);
+    let builder = OparaExecutor::builder().scheduler(scheduler).benchmark_challengers(false).cache_folder(None);
     captured(builder.build_fn(move |inputs| model.call(inputs), std::slice::from_ref(input))?)
 }
 
@@ -115,14 +115,14 @@ fn replay(model: Model, candle_only: bool, policy: Policy, input: &Tensor) -> Re
 fn rewritten(model: Model, input: &Tensor) -> Result<OparaExecutor> {
     // Rewriting uses this library's operators between the model's calls.
     ops::use_candle_only(false);
-    let builder = OparaExecutor::builder().numerics(Numerics::Accurate).kernel_cache(None);
+    let builder = OparaExecutor::builder().numerics(Numerics::Accurate).cache_folder(None);
     captured(model.by_candle().executor(builder, std::slice::from_ref(input))?)
 }
 
 /// The executor, if it replays.
 fn captured(executor: OparaExecutor) -> Result<OparaExecutor> {
     let report = executor.report();
-    ensure!(report.mode != Mode::Eager, "not captured: {}", report.reason.unwrap_or_default());
+    ensure!(report.mode() != Mode::Eager, "not captured: {}", report.reason().unwrap_or_default());
     Ok(executor)
 }
 

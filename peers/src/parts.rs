@@ -26,7 +26,7 @@ pub struct Parts {
 /// The choice of contestants; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Only {
-    /// Contestants: candle, "candle tuned", "candle accurate", eager, a policy, or framework and mode as in "torch graph"; default: all.
+    /// Contestants: candle, "candle tuned", "candle accurate", eager, a scheduler, or framework and mode as in "torch graph"; default: all.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
 }

@@ -75,7 +75,7 @@ pub struct Cell {
 /// One contestant: an implementation that runs a model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Contestant {
-    /// A policy of this library, `eager`, `candle` (eager, on candle's own operators), or framework and mode, like
+    /// A scheduler of this library, `eager`, `candle` (eager, on candle's own operators), or framework and mode, like
     /// `torch graph`.
     pub name: String,
     /// Its outcome.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::{Device, Result, Tensor};
 use opara_candle::nn::KvCache;
-use opara_candle::{ops, Carry, Mode, OnUncapturable, OparaExecutor};
+use opara_candle::{ops, Mode, OnUncapturable, OparaExecutor, StepState};
 
 use super::waves;
 
@@ -135,6 +135,6 @@ pub fn assert_writes_like_whole_passes(device: &Device, mode: Mode) -> opara_can
             text = Tensor::cat(&[&text, &new], 1)?;
         }
     }
-    assert_eq!(executor.report().mode, mode, "{}", executor.report());
+    assert_eq!(executor.report().mode(), mode, "{}", executor.report());
     Ok(())
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Device, Module, Result, Shape, Tensor};
-use opara_candle::graph::OpGraph;
+use opara_candle::plan::graph::OpGraph;
 use opara_candle::{Builder, Error, Mode, OnStateful, OparaExecutor, SpanLabels};
 use tracing_subscriber::prelude::*;
 
@@ -135,7 +135,7 @@ where
         .build_fn(function.clone(), &example)
         .expect("it can be built");
     let report = fast.report();
-    assert_eq!((report.mode, report.verified, &report.reason), (mode, true, &None), "{report}");
+    assert_eq!((report.mode(), report.is_verified(), &report.reason()), (mode, true, &None), "{report}");
     answers_like(&fast, function, inputs);
     fast
 }
@@ -151,8 +151,8 @@ where
     let fast = tracing::subscriber::with_default(labels, || OparaExecutor::builder().build_fn(function, inputs))
         .expect("what cannot be captured runs eagerly");
     let report = fast.report();
-    let reason = report.reason.clone().unwrap_or_default();
-    assert!(report.mode == Mode::Eager && !reason.is_empty(), "{report}");
+    let reason = report.reason().clone().unwrap_or_default();
+    assert!(report.mode() == Mode::Eager && !reason.is_empty(), "{report}");
     for part in parts {
         assert!(reason.contains(part), "the reason does not mention `{part}`: {reason}");
     }
@@ -186,7 +186,7 @@ where
     let example = inputs(9).expect("inputs can be made");
     let builder = OparaExecutor::builder().on_stateful(OnStateful::Eager);
     let (fast, plain) = (builder.build_fn(make(), &example).expect("building does not call it"), make());
-    assert_eq!(fast.report().mode, Mode::Eager, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Eager, "{}", fast.report());
     for i in 0..4 {
         let inputs = inputs(i).expect("inputs can be made");
         let expected = plain(&inputs).expect("the function takes these inputs");

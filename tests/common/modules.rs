@@ -57,10 +57,10 @@ where
         let before = calls.load(Ordering::Relaxed);
         for _ in 0..10 {
             let reports = round()?;
-            let eager: Vec<_> = reports.iter().filter(|report| report.mode == Mode::Eager).collect();
+            let eager: Vec<_> = reports.iter().filter(|report| report.mode() == Mode::Eager).collect();
             assert_eq!(eager.len(), 1, "eight are kept");
-            assert!(eager[0].reason.as_ref().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
-            assert!(reports.iter().all(|report| report.rebuilds == 16));
+            assert!(eager[0].reason().is_some_and(|reason| reason.contains("max_shapes")), "{}", eager[0]);
+            assert!(reports.iter().all(|report| report.rebuilds() == 16));
         }
         assert_eq!(calls.load(Ordering::Relaxed) - before, 10, "the module answers one of nine calls");
         Ok(())

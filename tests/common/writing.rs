@@ -1,7 +1,7 @@
 //! A step with a cache, for tests of the CPU and of GPUs.
 
 use candle::{DType, Device, Result, Tensor};
-use opara_candle::{ops, Carry};
+use opara_candle::{ops, StepState};
 
 /// A cache of rows, the position of the next row, and a sum of all rows that were read.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Writing {
     }
 }
 
-impl Carry for Writing {
+impl StepState for Writing {
     fn tensors(&self) -> Vec<Tensor> {
         vec![self.position.clone(), self.cache.clone(), self.sum.clone()]
     }

@@ -6,24 +6,24 @@ use std::sync::Arc;
 use candle::{DType, Module, Result, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::ops::ConvConfig;
-use opara_candle::{nn, ops, Error, Mode, OnUncapturable, OparaExecutor, Policy};
+use opara_candle::{nn, ops, BuiltIn, Error, Mode, OnUncapturable, OparaExecutor};
 use opara_models::bert::{BertModel, Config};
 
 use super::common::{same_bits, waves, CPU};
 
-/// Replays a module on several inputs under every policy, and compares with eager execution.
+/// Replays a module on several inputs under every scheduler, and compares with eager execution.
 fn check_module<M>(module: M, inputs: impl Fn(usize) -> Result<Tensor>) -> anyhow::Result<Vec<opara_candle::Report>>
 where
     M: Module + Clone + Send + Sync + 'static,
 {
     let mut reports = Vec::new();
-    for policy in Policy::FIXED {
-        let fast = OparaExecutor::builder().policy(policy).build(module.clone(), &inputs(0)?)?;
+    for scheduler in BuiltIn::FIXED {
+        let fast = OparaExecutor::builder().scheduler(scheduler).build(module.clone(), &inputs(0)?)?;
         let report = fast.report();
-        assert_eq!((report.mode, report.verified), (Mode::Threads, true), "{report}");
+        assert_eq!((report.mode(), report.is_verified()), (Mode::Threads, true), "{report}");
         let first = fast.forward(&inputs(0)?)?;
         for i in 0..5 {
-            assert!(same_bits(&fast.forward(&inputs(i)?)?, &module.forward(&inputs(i)?)?)?, "{policy}, input {i}");
+            assert!(same_bits(&fast.forward(&inputs(i)?)?, &module.forward(&inputs(i)?)?)?, "{scheduler}, input {i}");
         }
         assert!(same_bits(&first, &module.forward(&inputs(0)?)?)?, "a later call changed an earlier result");
         reports.push(report);
@@ -31,9 +31,9 @@ where
     Ok(reports)
 }
 
-/// The report of one policy.
-fn of(reports: &[opara_candle::Report], policy: Policy) -> &opara_candle::Report {
-    reports.iter().find(|report| report.policy == policy.to_string()).expect("every policy has a report")
+/// The report of one scheduler.
+fn of(reports: &[opara_candle::Report], scheduler: BuiltIn) -> &opara_candle::Report {
+    reports.iter().find(|report| report.scheduler() == scheduler.to_string()).expect("every scheduler has a report")
 }
 
 #[test]
@@ -41,9 +41,9 @@ fn bert_is_bit_equal() -> anyhow::Result<()> {
     let model = Arc::new(BertModel::load(opara_weights::seeded(1, DType::F32, CPU), &Config::tiny())?);
     let ids = |i: usize| Tensor::from_vec((0..24).map(|j| (j * 7 + i as u32) % 60).collect(), (2, 12), CPU);
     let reports = check_module(move |x: &Tensor| Module::forward(&*model, x), ids)?;
-    let (sequential, opara) = (of(&reports, Policy::Sequential), of(&reports, Policy::Opara));
-    assert_eq!((sequential.streams, sequential.waits), (1, 0));
-    assert!(opara.streams > 1 && opara.width >= 3, "query, key and value are independent: {opara}");
+    let (sequential, opara) = (of(&reports, BuiltIn::Sequential), of(&reports, BuiltIn::Opara));
+    assert_eq!((sequential.counts().streams, sequential.counts().waits), (1, 0));
+    assert!(opara.counts().streams > 1 && opara.counts().width >= 3, "query, key and value are independent: {opara}");
     Ok(())
 }
 
@@ -73,8 +73,8 @@ fn a_four_branch_block_is_bit_equal_and_has_four_streams() -> anyhow::Result<()>
     let block = Block::new(opara_weights::seeded(2, DType::F32, CPU))?;
     // Large enough for workers to take part.
     let reports = check_module(block, |i| waves(i, (1, 8, 48, 48)))?;
-    let opara = of(&reports, Policy::Opara);
-    assert_eq!((opara.streams, opara.width, opara.waits), (4, 4, 3));
+    let opara = of(&reports, BuiltIn::Opara);
+    assert_eq!((opara.counts().streams, opara.counts().width, opara.counts().waits), (4, 4, 3));
     Ok(())
 }
 
@@ -83,8 +83,8 @@ fn a_chain_needs_one_stream() -> anyhow::Result<()> {
     let weight = Tensor::rand(-1f32, 1., (16, 16), CPU)?;
     let chain = move |x: &Tensor| (0..6).try_fold(x.clone(), |x, _| ops::tanh(&ops::matmul(&x, &weight)?));
     let reports = check_module(chain, |i| waves(i, (4, 16)))?;
-    let opara = of(&reports, Policy::Opara);
-    assert_eq!((opara.streams, opara.waits, opara.depth), (1, 0, 12));
+    let opara = of(&reports, BuiltIn::Opara);
+    assert_eq!((opara.counts().streams, opara.counts().waits, opara.counts().depth), (1, 0, 12));
     Ok(())
 }
 
@@ -100,7 +100,7 @@ fn several_inputs_and_outputs_with_views_and_constants() -> anyhow::Result<()> {
         Ok(vec![Tensor::rand(0f32, seed, (2, 3), CPU)?, Tensor::rand(0f32, 1., (2, 3), CPU)?])
     };
     let fast = OparaExecutor::builder().build_fn(function, &x(1.)?)?;
-    assert_eq!((fast.report().mode, fast.report().folded), (Mode::Threads, 1), "{}", fast.report());
+    assert_eq!((fast.report().mode(), fast.report().counts().folded), (Mode::Threads, 1), "{}", fast.report());
     let input = x(9.)?;
     for (got, expected) in fast.call(&input)?.iter().zip(function(&input)?) {
         assert!(same_bits(got, &expected)?);
@@ -114,7 +114,7 @@ fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
     let x = Tensor::rand(-1f32, 1., (4, 8), CPU)?;
     let inner = OparaExecutor::new(|x: &Tensor| ops::sqr(&ops::tanh(x)?), &x)?;
     let outer = OparaExecutor::new(move |x: &Tensor| ops::add(&inner.forward(x)?, &ops::relu(x)?), &x)?;
-    assert_eq!(outer.report().ops, 4, "the outer executor records the inner one's operators");
+    assert_eq!(outer.report().counts().ops, 4, "the outer executor records the inner one's operators");
     assert!(same_bits(&outer.forward(&x)?, &(x.tanh()?.sqr()? + x.relu()?)?)?);
     Ok(())
 }
@@ -154,8 +154,8 @@ fn an_untraced_tensor_makes_the_module_run_eagerly_and_is_named() -> anyhow::Res
         "{error}"
     );
     let eager = OparaExecutor::new(module, &x)?;
-    assert_eq!(eager.report().mode, Mode::Eager);
-    assert!(eager.report().reason.is_some_and(|reason| reason.contains("head/add")));
+    assert_eq!(eager.report().mode(), Mode::Eager);
+    assert!(eager.report().reason().is_some_and(|reason| reason.contains("head/add")));
     assert!(same_bits(&eager.forward(&x)?, &module(&x)?)?);
     Ok(())
 }
@@ -164,8 +164,8 @@ fn an_untraced_tensor_makes_the_module_run_eagerly_and_is_named() -> anyhow::Res
 fn a_module_of_plain_candle_operators_runs_eagerly() -> anyhow::Result<()> {
     let x = Tensor::rand(0f32, 1., (2, 3), CPU)?;
     let eager = OparaExecutor::new(|x: &Tensor| x.sqr()?.tanh(), &x)?;
-    assert_eq!(eager.report().mode, Mode::Eager);
-    let reason = eager.report().reason.unwrap_or_default();
+    assert_eq!(eager.report().mode(), Mode::Eager);
+    let reason = eager.report().reason().unwrap_or_default().to_owned();
     assert!(reason.contains("output 0") && reason.contains("CUDA device takes candle's own operators"), "{reason}");
     assert!(same_bits(&eager.forward(&x)?, &x.sqr()?.tanh()?)?);
     Ok(())
@@ -198,7 +198,7 @@ fn a_number_read_from_the_input_is_found_by_verification() -> anyhow::Result<()>
     };
     let x = Tensor::new(&[2f32, 1.], CPU)?;
     let fast = OparaExecutor::new(module, &x)?;
-    assert_eq!(fast.report().mode, Mode::Eager, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Eager, "{}", fast.report());
     let y = Tensor::new(&[8f32, 4.], CPU)?;
     assert!(same_bits(&fast.forward(&y)?, &module(&y)?)?);
     Ok(())
@@ -218,8 +218,12 @@ fn a_mismatch_falls_back_to_the_sequential_schedule() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
     let fast = OparaExecutor::new(module, &x)?;
     let report = fast.report();
-    assert_eq!((report.mode, report.policy.as_str(), report.verified), (Mode::Threads, "sequential", true), "{report}");
-    assert!(report.reason.is_some_and(|reason| reason.contains("differs") && reason.contains("fell back")));
+    assert_eq!(
+        (report.mode(), report.scheduler(), report.is_verified()),
+        (Mode::Threads, "sequential", true),
+        "{report}"
+    );
+    assert!(report.reason().is_some_and(|reason| reason.contains("differs") && reason.contains("fell back")));
     assert!(same_bits(&fast.forward(&x)?, &x)?);
     Ok(())
 }
@@ -270,7 +274,7 @@ fn a_panic_while_recording_or_replaying_is_an_error() -> anyhow::Result<()> {
         })
     };
     let fast = OparaExecutor::new(module, &x)?;
-    assert_eq!(fast.report().mode, Mode::Threads);
+    assert_eq!(fast.report().mode(), Mode::Threads);
     allowed.store(100, Ordering::Relaxed);
     let error = fast.forward(&x).unwrap_err();
     assert!(error.to_string().contains("worn out"), "{error}");
@@ -316,7 +320,7 @@ fn the_report_as_json_has_its_keys() -> anyhow::Result<()> {
     let fast = OparaExecutor::new(|x: &Tensor| ops::tanh(x), &Tensor::rand(0f32, 1., (2, 3), CPU)?)?;
     let json = serde_json::to_value(fast.report())?;
     let keys =
-        "device mode reason policy ops edges edges_reduced width depth streams waits buffers arena_bytes verified \
+        "device mode reason scheduler ops edges edges_reduced width depth streams waits buffers arena_bytes verified \
                 build_ms eager_us replay_us";
     for key in keys.split_whitespace() {
         assert!(json.get(key).is_some(), "{key} is missing from {json}");

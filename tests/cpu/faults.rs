@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
 use candle::{Result, Tensor};
-use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Tuning};
+use opara_candle::{ops, Error, Mode, OnUncapturable, OparaExecutor, Search};
 
 use super::common::{assert_same, isolated_on_a_full_disk, one, waves};
 
@@ -60,9 +60,9 @@ fn a_module_that_fails_at_any_call_of_building_is_an_error_or_runs_eagerly() -> 
                 }
             };
             let report = fast.report();
-            match report.mode {
+            match report.mode() {
                 Mode::Eager => {
-                    let reason = report.reason.unwrap_or_default();
+                    let reason = report.reason().unwrap_or_default();
                     assert!(action == OnUncapturable::Eager && reason.contains(&no_answer(nth)), "{reason}");
                 }
                 mode => assert!(mode == Mode::Threads && nth > CALLS, "call {nth} failed: {mode:?}"),
@@ -93,18 +93,22 @@ fn a_shape_that_fails_to_build_does_not_affect_others_and_is_built_later() -> an
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "the shape that was built");
         assert_same(&fast.call(&other)?, &plain(&other)?, "the shape that failed");
         let report = fast.report_for(&other)?;
-        assert_eq!((report.mode, report.reason), (Mode::Threads, None));
+        assert_eq!((report.mode(), report.reason()), (Mode::Threads, None));
     }
     Ok(())
 }
 
 /// Builds twice with tuning and a cache folder: the second build must find no plan, and answers must be right.
 fn assert_built_without(folder: &Path) -> anyhow::Result<()> {
-    let tuning = Tuning::default().proposals(4).cache(Some(folder.into()));
+    let tuning = Search::default().proposals(4).cache(Some(folder.into()));
     for _ in 0..2 {
-        let fast = OparaExecutor::builder().policy(tuning.clone()).build_fn(plain, &one(0)?)?;
+        let fast = OparaExecutor::builder().scheduler(tuning.clone()).build_fn(plain, &one(0)?)?;
         let report = fast.report();
-        assert!(report.mode == Mode::Threads && report.tuning.is_some_and(|found| !found.cached), "{}", fast.report());
+        assert!(
+            report.mode() == Mode::Threads && report.search().is_some_and(|found| !found.cached),
+            "{}",
+            fast.report()
+        );
         assert_same(&fast.call(&one(1)?)?, &plain(&one(1)?)?, "a tuned executor");
     }
     Ok(())

@@ -24,7 +24,7 @@ fn what_a_replay_gave_has_no_gradient_and_says_so() -> anyhow::Result<()> {
     let x = waves(0, (4, 6))?;
     for builder in [OparaExecutor::builder(), OparaExecutor::builder().recheck(1)] {
         let fast = builder.build_fn(function.clone(), std::slice::from_ref(&x))?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None));
+        assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None));
         let inputs = [x.clone()];
         for _ in 0..2 {
             let outputs = fast.call(&inputs)?;
@@ -98,7 +98,7 @@ fn layers_of_variables_are_replayed_and_trained_by_candles_operators() -> anyhow
     assert!(error.contains("rms_norm"), "{error}");
     let whole = move |x: &Tensor| norm.forward(&mlp(x)?);
     let fast = OparaExecutor::new(whole.clone(), &x)?;
-    assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None));
+    assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None));
     assert_same(&[fast.forward(&x)?], &[whole(&x)?], "layers of variables");
     assert_names_executor(&fast.forward(&x)?);
     Ok(())

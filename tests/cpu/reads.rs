@@ -172,8 +172,8 @@ fn a_module_that_reads_a_value_is_never_replayed_on_the_wrong_side() -> anyhow::
     for (name, module) in modules {
         let fast = OparaExecutor::builder().build_fn(module, &example)?;
         let report = fast.report();
-        assert_eq!(report.mode, Mode::Eager, "{name}: {report}");
-        assert!(report.reason.is_some_and(|reason| !reason.is_empty()), "{name}");
+        assert_eq!(report.mode(), Mode::Eager, "{name}: {report}");
+        assert!(report.reason().is_some_and(|reason| !reason.is_empty()), "{name}");
         let promised = OparaExecutor::builder().assume_pure(true).verify(false).build_fn(module, &example)?;
         let mut is_wrong = false;
         for inputs in others()? {
@@ -196,12 +196,12 @@ fn a_module_that_reads_a_value_is_never_replayed_on_the_wrong_side() -> anyhow::
 fn the_reason_says_what_to_do() -> anyhow::Result<()> {
     let module: Module = |t| either(t[0].max_all()?.to_scalar::<f32>()? > 1000., &t[0]);
     let fast = OparaExecutor::builder().build_fn(module, &example()?)?;
-    let reason = fast.report().reason.unwrap_or_default();
+    let reason = fast.report().reason().unwrap_or_default().to_owned();
     assert!(reason.contains("reads values") && reason.contains("assume_pure"), "{reason}");
     let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error).build_fn(module, &example()?);
     assert!(matches!(strict, Err(Error::NotCapturable { .. })));
     let promised = OparaExecutor::builder().assume_pure(true).build_fn(module, &example()?)?;
-    assert_eq!(promised.report().mode, Mode::Threads);
+    assert_eq!(promised.report().mode(), Mode::Threads);
     Ok(())
 }
 
@@ -240,7 +240,7 @@ fn modules_that_read_no_value_are_replayed() -> anyhow::Result<()> {
     let run = module.clone();
     let fast = OparaExecutor::builder().build_fn(move |t| run(t), &example()?)?;
     let report = fast.report();
-    assert_eq!((report.mode, &report.reason), (Mode::Threads, &None), "{report}");
+    assert_eq!((report.mode(), &report.reason()), (Mode::Threads, &None), "{report}");
     for inputs in others()? {
         assert_same(&fast.call(&inputs)?, &module(&inputs)?, "a module that reads no value");
     }
@@ -260,7 +260,7 @@ fn a_step_that_reads_its_position_runs_eagerly() -> anyhow::Result<()> {
     let state = || Ok::<_, candle::Error>(vec![Tensor::zeros(1, DType::U32, CPU)?, Tensor::zeros(3, DType::F32, CPU)?]);
     let (x, mut own) = ([Tensor::ones(3, DType::F32, CPU)?], state()?);
     let fast = OparaExecutor::builder().build_step(step, &x, &own)?;
-    assert_eq!(fast.report().mode, Mode::Eager, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Eager, "{}", fast.report());
     let expected = state()?;
     for _ in 0..4 {
         assert_same(&fast.step(&x, &mut own)?, &step(&x, &expected)?, "a step");
@@ -282,6 +282,6 @@ fn layers_and_caches_read_no_value() -> anyhow::Result<()> {
     };
     let x = [ops::reshape(&waves(1, (3, 4))?, (1, 1, 3, 4))?];
     let fast = OparaExecutor::builder().build_step(step, &x, &cache)?;
-    assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None));
+    assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None));
     Ok(())
 }

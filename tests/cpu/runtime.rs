@@ -46,15 +46,19 @@ fn reports_and_traces_belong_to_the_given_input_shapes() -> anyhow::Result<()> {
         fast.call(&rows(n)?)?;
     }
     let before = calls.load(Ordering::Relaxed);
-    assert_eq!((fast.report().mode, fast.report().ops), (Mode::Threads, 1), "of the example, not of the last call");
+    assert_eq!(
+        (fast.report().mode(), fast.report().counts().ops),
+        (Mode::Threads, 1),
+        "of the example, not of the last call"
+    );
     for (n, mode, ops) in [(1, Mode::Threads, 1), (2, Mode::Threads, 2), (3, Mode::Eager, 0)] {
         let x = rows(n)?;
         let report = fast.report_for(&x)?;
-        assert_eq!((report.mode, report.ops), (mode, ops), "{n} rows: {report}");
+        assert_eq!((report.mode(), report.counts().ops), (mode, ops), "{n} rows: {report}");
         if mode == Mode::Eager {
             let reasons = [fast.trace(&x).map(drop), fast.schedule(&x).map(drop), fast.schedule_svg(&x).map(drop)];
             for error in reasons.map(|result| result.expect_err("nothing is recorded")) {
-                let expected = report.reason.as_deref().unwrap_or_default();
+                let expected = report.reason().unwrap_or_default();
                 assert!(matches!(&error, Error::NotRecorded { reason } if reason == expected), "{error}");
             }
             continue;
@@ -76,7 +80,7 @@ fn reports_and_traces_belong_to_the_given_input_shapes() -> anyhow::Result<()> {
 fn calling_with_the_shapes_of_borrowed_outputs_is_an_error() -> anyhow::Result<()> {
     let replayed = OparaExecutor::builder().build_fn(tanh, &rows(2)?)?;
     let unrecorded = OparaExecutor::builder().build_fn(eager, &rows(2)?)?;
-    assert_eq!((replayed.report().mode, unrecorded.report().mode), (Mode::Threads, Mode::Eager));
+    assert_eq!((replayed.report().mode(), unrecorded.report().mode()), (Mode::Threads, Mode::Eager));
     for (fast, other) in [(&replayed, &unrecorded), (&unrecorded, &replayed)] {
         let x = rows(2)?;
         let expected = eager(&x)?;
@@ -167,7 +171,7 @@ fn a_built_shape_answers_while_another_is_being_built() -> anyhow::Result<()> {
         fast.call_zero_copy(&rows(2)?, |borrowed| {
             assert_same(borrowed, &eager(&[waves(2, (2, 6)).unwrap()]).unwrap(), "borrowed meanwhile")
         })?;
-        assert_eq!(fast.report().mode, Mode::Threads);
+        assert_eq!(fast.report().mode(), Mode::Threads);
         drop(stopped.leave);
         assert_same(&building.join().expect("no panic")?, &eager(&rows(5)?)?, "the new shape");
         Ok(())
@@ -199,7 +203,7 @@ fn a_swapped_weight_is_used_after_invalidate() -> anyhow::Result<()> {
     for n in [2, 3, 2] {
         let x = rows(n)?;
         assert_same(&fast.call(&x)?, &[x[0].broadcast_mul(&waves(2, 6)?)?], format_args!("{n} rows"));
-        assert_eq!(fast.report_for(&x)?.mode, Mode::Threads, "{}", fast.report_for(&x)?);
+        assert_eq!(fast.report_for(&x)?.mode(), Mode::Threads, "{}", fast.report_for(&x)?);
     }
     Ok(())
 }
@@ -210,7 +214,7 @@ fn a_changed_variable_behind_a_folded_operator_is_used_after_invalidate() -> any
     let read = variable.clone();
     let function = move |t: &[Tensor]| Ok(vec![ops::add(&t[0], &ops::affine(&read, 2., 0.)?)?]);
     let fast = OparaExecutor::builder().build_fn(function.clone(), &rows(2)?)?;
-    assert_eq!(fast.report().folded, 1, "{}", fast.report());
+    assert_eq!(fast.report().counts().folded, 1, "{}", fast.report());
     variable.set(&waves(2, 6)?)?;
     fast.invalidate();
     assert_same(&fast.call(&rows(2)?)?, &function(&rows(2)?)?, "the new value");
@@ -232,7 +236,7 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
         let (log, ()) = logged(Level::ERROR, || -> anyhow::Result<()> {
             let x = rows(2)?;
             let fast = OparaExecutor::builder().recheck(3).build_fn(changes_at_the_tenth_call(), &x)?;
-            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+            assert_eq!(fast.report().mode(), Mode::Threads, "{}", fast.report());
             let answer = || match zero_copy {
                 false => fast.call(&x),
                 true => fast
@@ -242,8 +246,8 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
             let twice = [(&x[0] * 2.)?];
             // At most nine rounds of three calls each.
             let found = (1..28).find_map(|call| match answer() {
-                Ok(got) if fast.report().mismatches == 0 => {
-                    assert_eq!(fast.report().rechecks, call / 3);
+                Ok(got) if fast.report().mismatches() == 0 => {
+                    assert_eq!(fast.report().rechecks(), call / 3);
                     assert_same(&got, &x, format_args!("call {call}"));
                     None
                 }
@@ -251,15 +255,15 @@ fn a_recheck_detects_a_module_whose_outputs_change() -> anyhow::Result<()> {
             });
             assert_same(&found.expect("it is found")?, &twice, "the call that finds it");
             let report = fast.report();
-            assert!(report.mode == Mode::Eager && report.mismatches == 1, "{report}");
-            assert!(report.reason.as_ref().is_some_and(|reason| reason.contains("11 of 12")), "{report}");
+            assert!(report.mode() == Mode::Eager && report.mismatches() == 1, "{report}");
+            assert!(report.reason().as_ref().is_some_and(|reason| reason.contains("11 of 12")), "{report}");
             for call in 0..10 {
                 assert_same(&answer()?, &twice, format_args!("call {call} after it"));
             }
-            assert_eq!(fast.report().rechecks, report.rechecks, "an eager call is not compared");
+            assert_eq!(fast.report().rechecks(), report.rechecks(), "an eager call is not compared");
             fast.invalidate();
             assert_same(&answer()?, &twice, "built anew");
-            assert_eq!(fast.report().mode, Mode::Threads);
+            assert_eq!(fast.report().mode(), Mode::Threads);
             Ok(())
         })?;
         assert_eq!(log.len(), 1, "{log:?}");
@@ -281,10 +285,10 @@ fn a_recheck_calls_the_module_once_per_interval() -> anyhow::Result<()> {
         }
         assert_eq!(calls.load(Ordering::Relaxed) - before, expected);
         let report = fast.report();
-        assert_eq!((report.rechecks, report.mismatches, report.mode), (expected as u64, 0, Mode::Threads));
+        assert_eq!((report.rechecks(), report.mismatches(), report.mode()), (expected as u64, 0, Mode::Threads));
         // Each shape counts its own calls.
         fast.call(&rows(3)?)?;
-        assert_eq!(fast.report().rechecks, expected as u64 + u64::from(every == 1));
+        assert_eq!(fast.report().rechecks(), expected as u64 + u64::from(every == 1));
     }
     Ok(())
 }
@@ -337,7 +341,7 @@ fn many_threads_call_borrow_recheck_and_invalidate() -> anyhow::Result<()> {
         let threads: Vec<_> = (0..4).map(|thread| scope.spawn(move || work(thread))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no panic"))
     })?;
-    assert_eq!(fast.report().mismatches, 0);
+    assert_eq!(fast.report().mismatches(), 0);
     fast.forward(&Tensor::zeros((1, 6), DType::F32, CPU)?)?;
     Ok(())
 }

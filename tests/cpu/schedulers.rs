@@ -1,8 +1,9 @@
-//! Schedulers of a user's own, and tuning.
+//! Schedulers of a user's own, and searches.
 
 use candle::{DType, Module, Tensor};
-use opara_candle::schedule::{Problem, Schedule};
-use opara_candle::{ops, Error, Mode, OparaExecutor, Policy, Scheduler, Scheduling, Tuning};
+use opara_candle::plan::schedule::{Problem, Schedule};
+use opara_candle::{ops, BuiltIn, Error, Mode, OparaExecutor, Scheduler, Search};
+use std::sync::Arc;
 
 use super::executor::Block;
 
@@ -19,7 +20,7 @@ impl Scheduler for Scattered {
         "scattered".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::plan::schedule::Result<Schedule> {
         let ops = problem.graph.len();
         let mut schedule = Schedule::new(problem.graph, (0..ops).collect(), (0..ops).collect())?;
         if self.reckless {
@@ -34,9 +35,9 @@ fn custom_schedulers_are_used_and_checked() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let build =
-        |reckless| OparaExecutor::builder().policy(Scheduling::custom(Scattered { reckless })).build(block.clone(), &x);
+        |reckless| OparaExecutor::builder().scheduler(Arc::new(Scattered { reckless })).build(block.clone(), &x);
     let fast = build(false)?;
-    assert_eq!((fast.report().policy.as_str(), fast.report().mode), ("scattered", Mode::Threads));
+    assert_eq!((fast.report().scheduler(), fast.report().mode()), ("scattered", Mode::Threads));
     assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     let Err(error) = build(true) else { panic!("ops may overtake what they read") };
     assert!(matches!(error, Error::InvalidSchedule(_)), "{error}");
@@ -52,7 +53,7 @@ impl Scheduler for Faulty {
         "faulty".into()
     }
 
-    fn schedule(&self, problem: &Problem) -> opara_candle::schedule::Result<Schedule> {
+    fn schedule(&self, problem: &Problem) -> opara_candle::plan::schedule::Result<Schedule> {
         panic!("{} ops are too many", problem.graph.len())
     }
 }
@@ -60,7 +61,7 @@ impl Scheduler for Faulty {
 #[test]
 fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
-    let built = OparaExecutor::builder().policy(Scheduling::custom(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
+    let built = OparaExecutor::builder().scheduler(Arc::new(Faulty)).build(|x: &Tensor| ops::relu(x), &x);
     let Err(error) = built else { panic!("it made no schedule") };
     let named = matches!(&error, Error::SchedulerPanicked { scheduler, .. } if scheduler == "faulty");
     assert!(named && error.to_string().ends_with("1 ops are too many"), "{error}");
@@ -68,32 +69,33 @@ fn a_scheduler_that_panics_is_an_error() -> anyhow::Result<()> {
 }
 
 #[test]
-fn only_the_policy_set_last_is_used() -> anyhow::Result<()> {
+fn only_the_scheduler_set_last_is_used() -> anyhow::Result<()> {
     let x = waves(0, (2, 2))?;
-    let search = || Tuning::default().proposals(1).cache(None);
+    let search = || Search::default().proposals(1).cache(None);
     let last = |builder: opara_candle::Builder| -> anyhow::Result<_> {
         let report = builder.build(|x: &Tensor| ops::relu(x), &x)?.report();
-        Ok((report.policy, report.tuning.is_some()))
+        Ok((report.scheduler().to_owned(), report.search().is_some()))
     };
     let builder = OparaExecutor::builder;
-    let own = || Scheduling::custom(Scattered { reckless: false });
-    assert_eq!(last(builder().policy(search()).policy(own()))?, ("scattered".into(), false));
-    assert_eq!(last(builder().policy(own()).policy(Policy::Nimble))?, ("nimble".into(), false));
-    assert_eq!(last(builder().policy(own()).policy(search()))?, ("tuned".into(), true));
+    let own = || Arc::new(Scattered { reckless: false });
+    assert_eq!(last(builder().scheduler(search()).scheduler(own()))?, ("scattered".into(), false));
+    assert_eq!(last(builder().scheduler(own()).scheduler(BuiltIn::Nimble))?, ("nimble".into(), false));
+    assert_eq!(last(builder().scheduler(own()).scheduler(search()))?, ("tuned".into(), true));
     Ok(())
 }
 
 #[test]
-fn tuning_works_on_the_cpu() -> anyhow::Result<()> {
+fn a_search_works_on_the_cpu() -> anyhow::Result<()> {
     let block = Block::new(opara_weights::seeded(1, DType::F32, CPU))?;
     let x = Tensor::rand(-1f32, 1., (1, 8, 9, 9), CPU)?;
     let folder = tempfile::tempdir()?;
-    let tuning = Tuning::default().proposals(8).cache(Some(folder.path().into()));
-    let build = || OparaExecutor::builder().policy(tuning.clone()).build(block.clone(), &x);
+    let search = Search::default().proposals(8).cache(Some(folder.path().into()));
+    let build = || OparaExecutor::builder().scheduler(search.clone()).build(block.clone(), &x);
     for cached in [false, true] {
         let fast = build()?;
-        let findings = fast.report().tuning.expect("a search");
-        assert_eq!((findings.cached, fast.report().policy.as_str()), (cached, "tuned"));
+        let report = fast.report();
+        let findings = report.search().expect("a search");
+        assert_eq!((findings.cached, fast.report().scheduler()), (cached, "tuned"));
         assert!(same_bits(&fast.forward(&x)?, &block.forward(&x)?)?);
     }
     Ok(())

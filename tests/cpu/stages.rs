@@ -4,8 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use candle::{Result, Tensor};
-use opara_candle::schedule::Schedule;
-use opara_candle::trace::Trace;
+use opara_candle::plan::schedule::Schedule;
+use opara_candle::plan::trace::Trace;
 use opara_candle::{ops, Mode, OparaExecutor, Stage};
 use tracing::Level;
 
@@ -73,8 +73,8 @@ fn building_stops_after_the_requested_stage() -> anyhow::Result<()> {
         assert_eq!(names(&folder.path().join(SHAPES))?, FILES[..built]);
         let report = fast.report();
         let is_whole = stage == Stage::Verify;
-        assert_eq!(report.mode, if is_whole { Mode::Threads } else { Mode::Eager }, "{stage}");
-        let reason = report.reason.unwrap_or_default();
+        assert_eq!(report.mode(), if is_whole { Mode::Threads } else { Mode::Eager }, "{stage}");
+        let reason = report.reason().unwrap_or_default();
         assert!(is_whole == reason.is_empty() && (is_whole || reason.contains(&format!("`{stage}`"))), "{reason}");
         assert_same(&fast.call(&one(1)?)?, &branches(&one(1)?)?, stage);
         assert_eq!(fast.recorded_trace(&one(0)?)?.ops.len(), 3, "{stage}");
@@ -89,7 +89,7 @@ fn a_dump_that_cannot_be_written_is_a_warning() -> anyhow::Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let build = || Ok(OparaExecutor::builder().dump(file.path()).build_fn(branches, &one(0)?)?);
     let (log, fast) = logged(Level::WARN, build)?;
-    assert_eq!(fast.report().mode, Mode::Threads);
+    assert_eq!(fast.report().mode(), Mode::Threads);
     assert!(log.iter().any(|line| line.contains("the result of a stage cannot be written")), "{log:?}");
     Ok(())
 }

@@ -5,9 +5,9 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use candle::{DType, Device, Result, Tensor};
-use opara_candle::trace::Role;
+use opara_candle::plan::trace::Role;
 use opara_candle::{
-    ops, Builder, Carry, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor,
+    ops, Builder, Error, Mode, OnUncapturable, OparaExecutor, Snapshot, StateError, StepExecutor, StepState,
 };
 
 use super::common::writing::{assert_same, input, step, Writing};
@@ -27,7 +27,7 @@ fn a_hundred_steps_equal_eager_execution() -> opara_candle::Result<()> {
     let (mut state, eager) = (Writing::new(CPU)?, Writing::new(CPU)?);
     let executor = built(&state)?;
     let report = executor.report();
-    assert_eq!((report.mode, report.verified, &report.reason), (Mode::Threads, true, &None), "{report}");
+    assert_eq!((report.mode(), report.is_verified(), &report.reason()), (Mode::Threads, true, &None), "{report}");
     assert_same(&state.tensors(), &Writing::new(CPU)?.tensors());
     for i in 0..100 {
         let outputs = executor.step(&input(i, CPU)?, &mut state)?;
@@ -97,7 +97,7 @@ fn state_has_a_role_and_reads_of_it_are_not_folded() -> anyhow::Result<()> {
     let read = |_: &[Tensor], length: &Tensor| Ok(vec![ops::affine(&ops::to_dtype(length, DType::F32)?, 2., 0.)?]);
     let mut length = Tensor::new(&[3u32], CPU)?;
     let executor = strict().build_step(read, &[], &length)?;
-    assert_eq!((executor.report().mode, executor.report().folded), (Mode::Threads, 0));
+    assert_eq!((executor.report().mode(), executor.report().counts().folded), (Mode::Threads, 0));
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [6.]);
     ops::advance(&length, 4)?;
     assert_eq!(executor.step(&[], &mut length)?[0].to_vec1::<f32>()?, [14.]);
@@ -105,7 +105,7 @@ fn state_has_a_role_and_reads_of_it_are_not_folded() -> anyhow::Result<()> {
     assert_eq!(trace.buffers.iter().filter(|buffer| buffer.role == Role::State(0)).count(), 1);
     let mut file = Vec::new();
     trace.write_to(&mut file)?;
-    assert_eq!(opara_candle::trace::Trace::read_from(&file[..])?, trace);
+    assert_eq!(opara_candle::plan::trace::Trace::read_from(&file[..])?, trace);
     Ok(())
 }
 
@@ -183,7 +183,7 @@ fn host_code_that_reads_the_state_runs_eagerly() -> opara_candle::Result<()> {
     let mut state = vec![Tensor::zeros(1, DType::U32, CPU)?, rows];
     let x = [Tensor::zeros((1, 1), DType::F32, CPU)?];
     let executor = OparaExecutor::builder().build_step(row, &x, &state)?;
-    assert_eq!(executor.report().mode, Mode::Eager, "{}", executor.report());
+    assert_eq!(executor.report().mode(), Mode::Eager, "{}", executor.report());
     for i in 0..8 {
         assert_eq!(executor.step(&x, &mut state)?[0].to_vec2::<f32>()?, [[i as f32]]);
     }
@@ -200,8 +200,8 @@ fn writes_to_undeclared_state_run_eagerly_and_building_undoes_them() -> opara_ca
         Ok(vec![ops::relu(&captured)?])
     };
     let executor = OparaExecutor::builder().build_fn(to_a_weight, &x)?;
-    let reason = executor.report().reason.unwrap_or_default();
-    assert!(executor.report().mode == Mode::Eager && reason.contains("not declared as state"), "{reason}");
+    let reason = executor.report().reason().unwrap_or_default().to_owned();
+    assert!(executor.report().mode() == Mode::Eager && reason.contains("not declared as state"), "{reason}");
     assert_eq!(weight.to_vec1::<f32>()?, [0., 0.]);
     assert_eq!(executor.call(&x)?[0].to_vec1::<f32>()?, [1., 1.]);
 
@@ -211,8 +211,8 @@ fn writes_to_undeclared_state_run_eagerly_and_building_undoes_them() -> opara_ca
     };
     let counter = [Tensor::zeros(1, DType::U32, CPU)?];
     let executor = OparaExecutor::builder().build_fn(to_an_input, &counter)?;
-    let reason = executor.report().reason.unwrap_or_default();
-    assert!(executor.report().mode == Mode::Eager && reason.contains("called with"), "{reason}");
+    let reason = executor.report().reason().unwrap_or_default().to_owned();
+    assert!(executor.report().mode() == Mode::Eager && reason.contains("called with"), "{reason}");
     assert_eq!(counter[0].to_vec1::<u32>()?, [0]);
     Ok(())
 }
@@ -227,7 +227,7 @@ fn an_intermediate_result_may_be_written_in_place() -> opara_candle::Result<()> 
     };
     let x = [Tensor::new(&[3f32, 5.], CPU)?];
     let executor = strict().build_fn(overwrite, &x)?;
-    assert_eq!(executor.report().mode, Mode::Threads);
+    assert_eq!(executor.report().mode(), Mode::Threads);
     let outputs = executor.call(&x)?;
     assert_eq!(outputs[0].to_vec1::<f32>()?, [6.5, 10.5]);
     assert_eq!(outputs[1].to_vec1::<f32>()?, [9.25, 25.25]);
@@ -279,11 +279,11 @@ fn a_recheck_that_finds_a_difference_leaves_the_state_of_the_module() -> opara_c
     let mut sum = Tensor::zeros(1, DType::F32, CPU)?;
     let executor = strict().recheck(1).build_step(step, &x, &sum)?;
     executor.step(&x, &mut sum)?;
-    assert_eq!((sum.to_vec1::<f32>()?, executor.report().rechecks), (vec![1.], 1));
+    assert_eq!((sum.to_vec1::<f32>()?, executor.report().rechecks()), (vec![1.], 1));
     factor.store(10, Ordering::SeqCst);
     let outputs = executor.step(&x, &mut sum)?;
     assert_eq!((outputs.len(), outputs[0].to_vec1::<f32>()?, sum.to_vec1::<f32>()?), (1, vec![11.], vec![11.]));
-    assert_eq!((executor.report().mismatches, executor.report().mode), (1, Mode::Eager));
+    assert_eq!((executor.report().mismatches(), executor.report().mode()), (1, Mode::Eager));
     executor.step(&x, &mut sum)?;
     assert_eq!(sum.to_vec1::<f32>()?, [21.]);
     Ok(())
@@ -295,7 +295,7 @@ struct Pooled {
     row: Tensor,
 }
 
-impl Carry for Pooled {
+impl StepState for Pooled {
     fn tensors(&self) -> Vec<Tensor> {
         vec![self.pool.clone(), self.row.clone()]
     }
@@ -321,7 +321,7 @@ fn a_scratch_state_may_lend_a_part_of_a_pool() -> opara_candle::Result<()> {
     let mut state = Pooled { pool: pool.clone(), row: Tensor::new(&[1u32], CPU)? };
     let x = [Tensor::new(&[[5f32, 6.]], CPU)?];
     let executor = strict().build_step(put, &x, &state)?;
-    assert_eq!(executor.report().mode, Mode::Threads, "{}", executor.report());
+    assert_eq!(executor.report().mode(), Mode::Threads, "{}", executor.report());
     let rows = || pool.narrow(0, 0, 3)?.to_vec2::<f32>();
     assert_eq!(rows()?, [[0.; 2]; 3], "building used the spare row alone");
     assert_eq!(executor.step(&x, &mut state)?[0].to_vec2::<f32>()?, [[5., 6.]]);

@@ -62,7 +62,7 @@ fn a_module_may_wait_for_a_pool_whose_threads_call_its_executor() -> anyhow::Res
         })?;
         call(&fast, BUILT)?;
         pool.install(|| (1..20usize).into_par_iter().try_for_each(|n| call(&fast, n)))?;
-        ensure!(fast.report_for(&[rows(BUILT)?])?.mode == Mode::Threads);
+        ensure!(fast.report_for(&[rows(BUILT)?])?.mode() == Mode::Threads);
         Ok(())
     })
 }
@@ -103,7 +103,7 @@ fn a_build_beside_other_calls_does_not_take_their_table_for_state() -> anyhow::R
         itself.set(Arc::downgrade(&fast)).expect("it is set once");
         fast.forward(&rows(BUILT)?)?;
         let report = fast.report_for(&[rows(BUILT)?])?;
-        ensure!(report.reason.as_ref().is_some_and(|why| why.contains("other calls")), "{report}");
+        ensure!(report.reason().as_ref().is_some_and(|why| why.contains("other calls")), "{report}");
         Ok(())
     })
 }
@@ -116,11 +116,11 @@ fn a_look_at_a_new_shape_does_not_wait_for_a_build() -> anyhow::Result<()> {
                 || Ok::<_, anyhow::Error>((fast.report_for(&[rows(4)?]), fast.trace(&[rows(4)?]), fast.report()));
             let (report, trace, of_example) = thread::scope(|scope| scope.spawn(look).join().expect("no panic"))?;
             ensure!(matches!(report, Err(Error::Building)) && matches!(trace, Err(Error::Building)));
-            ensure!(of_example.mode == Mode::Threads, "a plan that is there is described");
+            ensure!(of_example.mode() == Mode::Threads, "a plan that is there is described");
             Ok(())
         })?;
         call(&fast, BUILT)?;
-        ensure!(fast.report_for(&[rows(4)?])?.mode == Mode::Threads);
+        ensure!(fast.report_for(&[rows(4)?])?.mode() == Mode::Threads);
         Ok(())
     })
 }
@@ -174,7 +174,7 @@ fn a_thread_of_a_pool_records_its_own_module_alone() -> anyhow::Result<()> {
             );
             called?;
             let report = built?.report();
-            ensure!((report.mode, report.ops) == (Mode::Threads, 3), "{report}");
+            ensure!((report.mode(), report.counts().ops) == (Mode::Threads, 3), "{report}");
             Ok(())
         })?;
         let fast = OparaExecutor::new(split, &rows(2)?)?;
@@ -217,6 +217,6 @@ fn threads_that_bring_a_shape_at_once_build_it_once() -> anyhow::Result<()> {
     call(&fast, 5)?;
     let before = *calls.lock().expect("no panic holds it");
     (0..32).into_par_iter().try_for_each(|_| call(&fast, 5))?;
-    assert_eq!((*calls.lock().expect("no panic holds it"), fast.report().rebuilds), (before, 0), "all are replayed");
+    assert_eq!((*calls.lock().expect("no panic holds it"), fast.report().rebuilds()), (before, 0), "all are replayed");
     Ok(())
 }

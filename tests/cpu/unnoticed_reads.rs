@@ -102,7 +102,7 @@ fn a_module_that_goes_on_where_a_read_fails_is_never_replayed_on_the_wrong_side(
     for (name, module) in reading() {
         let fast = OparaExecutor::builder().build_fn(module, &example)?;
         let report = fast.report();
-        assert_eq!(report.mode, Mode::Eager, "{name}: {report}");
+        assert_eq!(report.mode(), Mode::Eager, "{name}: {report}");
         let promised = OparaExecutor::builder().assume_pure(true).verify(false).build_fn(module, &example)?;
         let mut is_wrong = false;
         for inputs in others()? {
@@ -158,14 +158,14 @@ fn results_of_another_shape_are_not_replayed() -> anyhow::Result<()> {
         ];
     for (name, module) in modules {
         let fast = OparaExecutor::builder().build_fn(module, &example()?)?;
-        assert_eq!(fast.report().mode, Mode::Threads, "{name}");
+        assert_eq!(fast.report().mode(), Mode::Threads, "{name}");
         for inputs in others()? {
             assert_same(&fast.call(&inputs)?, &module(&inputs)?, name);
             fast.call_zero_copy(&inputs, |outputs| assert_same(outputs, &module(&inputs).expect("outputs"), name))?;
         }
         let report = fast.report();
-        assert_eq!(report.mode, Mode::Eager, "{name}");
-        assert!(report.reason.is_some_and(|reason| reason.contains("depends on input values")), "{name}");
+        assert_eq!(report.mode(), Mode::Eager, "{name}");
+        assert!(report.reason().is_some_and(|reason| reason.contains("depends on input values")), "{name}");
     }
     let of_state = |t: Inputs, state: &Tensor| {
         ops::assign(state, &ops::sum_keepdim(&large_ones(&t[0])?, 0)?)?;
@@ -208,7 +208,7 @@ fn functions_of_operators_that_hold_an_input_are_not_replayed() -> anyhow::Resul
     ];
     for (name, module) in modules {
         let fast = OparaExecutor::builder().build_fn(module, &example()?)?;
-        assert_eq!(fast.report().mode, Mode::Eager, "{name}: {}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Eager, "{name}: {}", fast.report());
         for inputs in others()? {
             assert_same(&fast.call(&inputs)?, &module(&inputs)?, name);
         }
@@ -216,7 +216,7 @@ fn functions_of_operators_that_hold_an_input_are_not_replayed() -> anyhow::Resul
     // Inputs that are outputs stay what they were.
     let passed_on: Module = |t| Ok(vec![t[1].clone(), ops::reshape(&t[2], 1)?, ops::tanh(&t[0])?]);
     let fast = OparaExecutor::builder().build_fn(passed_on, &example()?)?;
-    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Threads, "{}", fast.report());
     for inputs in others()? {
         assert_same(&fast.call(&inputs)?, &passed_on(&inputs)?, "inputs that are outputs");
     }

@@ -73,7 +73,7 @@ fn inputs_may_change_their_memory_layout_between_calls() -> anyhow::Result<()> {
         let ways = layouts(&counts(0, (4, 6), dtype)?)?;
         for (way, example) in &ways {
             let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(example))?;
-            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None), "{way}");
+            assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None), "{way}");
             for i in 1..4 {
                 for (later, input) in layouts(&counts(i, (4, 6), dtype)?)? {
                     let inputs = [input];
@@ -94,7 +94,7 @@ fn a_module_that_makes_its_input_contiguous_itself_takes_any_layout() -> anyhow:
         Ok(vec![ops::custom("index_select", &[&rows], move |t| t[0].index_select(&order, 0))?])
     };
     let fast = OparaExecutor::builder().build_fn(function, &one(0)?)?;
-    assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Threads, "{}", fast.report());
     for i in 1..4 {
         for (way, input) in layouts(&waves(i, (4, 6))?)? {
             let inputs = [input];
@@ -110,7 +110,7 @@ fn matmuls_accept_inputs_in_any_layout() -> anyhow::Result<()> {
     let function = move |t: &[Tensor]| Ok(vec![ops::matmul(&t[0], &weight)?]);
     for (way, example) in &layouts(&waves(0, (48, 64))?)?[..3] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Threads, None), "{way}");
+        assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None), "{way}");
         for (later, input) in &layouts(&waves(1, (48, 64))?)?[..3] {
             let expected = function(&[input.contiguous()?])?;
             assert_same(&fast.call(std::slice::from_ref(input))?, &expected, format_args!("{way}, then {later}"));
@@ -129,7 +129,7 @@ fn one_tensor_may_be_two_inputs_and_a_weight() -> anyhow::Result<()> {
     let twins = |x: &Tensor| vec![x.clone(), x.clone()];
     for example in [twins(&waves(0, (4, 6))?), twins(&weight), vec![waves(0, (4, 6))?, weight.clone()]] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), &example)?;
-        assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Threads, "{}", fast.report());
         answers_like(&fast, &function, |i| Ok(vec![waves(i, (4, 6))?, waves(i + 4, (4, 6))?]));
         answers_like(&fast, &function, |i| Ok(twins(&waves(i, (4, 6))?)));
         answers_like(&fast, &function, |_| Ok(twins(&weight)));
@@ -292,7 +292,7 @@ fn convolutions_with_a_common_input_are_independent() {
     };
     let inputs = |i| Ok(vec![waves(i, (1, 8, 12, 12))?]);
     let fast = replayed(Mode::Threads, function, inputs);
-    assert_eq!((fast.report().width, fast.report().streams), (4, 4));
+    assert_eq!((fast.report().counts().width, fast.report().counts().streams), (4, 4));
     assert_branches_are_free(&fast, inputs(0), 4);
 }
 
@@ -327,7 +327,7 @@ fn an_executor_may_be_built_inside_a_wrapped_module() {
         Ok(vec![ops::add(&inner.forward(&y)?, &t[0])?])
     };
     let fast = replayed(Mode::Threads, function, one);
-    assert_eq!(fast.report().ops, 4, "the outer executor records the inner one's operators");
+    assert_eq!(fast.report().counts().ops, 4, "the outer executor records the inner one's operators");
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn shapes_and_dtypes_may_alternate_on_one_executor() -> anyhow::Result<()> {
     for round in 0..3 {
         for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F32)] {
             answers_like(&fast, function, |i| Ok(vec![counts(round + i, (rows, 6), dtype)?]));
-            assert_eq!(fast.report().mode, Mode::Threads, "{}", fast.report());
+            assert_eq!(fast.report().mode(), Mode::Threads, "{}", fast.report());
         }
     }
     Ok(())
@@ -381,7 +381,10 @@ fn a_chain_of_five_thousand_operators() -> anyhow::Result<()> {
         Ok(vec![(0..5_000).try_fold(t[0].clone(), step)?])
     };
     let fast = OparaExecutor::builder().build_fn(chain, &one(0)?)?;
-    assert_eq!((fast.report().mode, fast.report().depth, fast.report().streams), (Mode::Threads, 5_000, 1));
+    assert_eq!(
+        (fast.report().mode(), fast.report().counts().depth, fast.report().counts().streams),
+        (Mode::Threads, 5_000, 1)
+    );
     answers_like(&fast, chain, one);
     Ok(())
 }
@@ -393,7 +396,10 @@ fn two_thousand_parallel_operators() -> anyhow::Result<()> {
         Ok(vec![ops::cat(&parts.iter().collect::<Vec<_>>(), 0)?])
     };
     let fast = OparaExecutor::builder().build_fn(parallel, &one(0)?)?;
-    assert_eq!((fast.report().mode, fast.report().width, fast.report().streams), (Mode::Threads, 2_000, 128));
+    assert_eq!(
+        (fast.report().mode(), fast.report().counts().width, fast.report().counts().streams),
+        (Mode::Threads, 2_000, 128)
+    );
     answers_like(&fast, parallel, one);
     Ok(())
 }

@@ -36,7 +36,7 @@ fn call_new_shapes(fast: &OparaExecutor, device: &Device) -> anyhow::Result<()> 
         let x = rows(device, n)?;
         let got = fast.forward(&x)?;
         let report = fast.report();
-        ensure!((report.mode, &report.reason) == (Mode::Graph, &None), "{n} rows: {report}");
+        ensure!((report.mode(), &report.reason()) == (Mode::Graph, &None), "{n} rows: {report}");
         ensure!(same_bits(&got, &plain(&x)?)?, "{n} rows: wrong numbers");
     }
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::ensure;
 use candle::cuda_backend::cudarc::driver::{LaunchConfig, PushKernelArg};
 use candle::cuda_backend::{CudaStorage, WrapErr};
 use candle::{CpuStorage, DType, Device, InplaceOp1, InplaceOp2, Layout, Result, Tensor};
-use opara_candle::{Mode, OparaExecutor, Policy};
+use opara_candle::{BuiltIn, Mode, OparaExecutor};
 
 use super::common::{answers_like, assert_same, built_or_stateful, gpu, isolated, waves};
 
@@ -114,20 +114,21 @@ fn input(i: usize, device: &Device) -> Result<Vec<Tensor>> {
 }
 
 /// Runs a function that launches the kernel under names of library kernels and under a name of its own.
-fn assert_correct_under_every_policy<F>(function: F) -> anyhow::Result<()>
+fn assert_correct_under_every_scheduler<F>(function: F) -> anyhow::Result<()>
 where
     F: Fn(&'static str, &Tensor) -> Result<Tensor> + Copy + Send + Sync + 'static,
 {
     let Some(device) = gpu() else { return Ok(()) };
     for name in ["my_gemm_epilogue", "cutlass_epilogue", "cudnn_epilogue", "epilogue"] {
         let function = move |t: &[Tensor]| Ok(vec![function(name, &t[0])?]);
-        for policy in Policy::FIXED {
+        for scheduler in BuiltIn::FIXED {
             for fuse in [true, false] {
-                let builder = OparaExecutor::builder().policy(policy).benchmark_challengers(false).fuse(fuse).stress(4);
+                let builder =
+                    OparaExecutor::builder().scheduler(scheduler).benchmark_challengers(false).fuse(fuse).stress(4);
                 let fast = builder.build_fn(function, &input(0, &device)?)?;
                 let report = fast.report();
-                let got = (report.mode, report.verified, &report.reason);
-                ensure!(got == (Mode::Graph, true, &None), "{name}, {policy}, fuse {fuse}: {report}");
+                let got = (report.mode(), report.is_verified(), &report.reason());
+                ensure!(got == (Mode::Graph, true, &None), "{name}, {scheduler}, fuse {fuse}: {report}");
                 answers_like(&fast, function, |i| input(i, &device));
             }
         }
@@ -138,7 +139,7 @@ where
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
     isolated(|| {
-        assert_correct_under_every_policy(|name, x| {
+        assert_correct_under_every_scheduler(|name, x| {
             let y = x.affine(2., 0.5)?;
             y.inplace_op1(&ThriceAndOne(name))?;
             y.sqr()
@@ -149,7 +150,7 @@ fn a_kernel_in_place_after_its_tensor_was_computed() -> anyhow::Result<()> {
 #[test]
 fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
     isolated(|| {
-        assert_correct_under_every_policy(|name, x| {
+        assert_correct_under_every_scheduler(|name, x| {
             let ones = Tensor::ones(COUNT, DType::F32, x.device())?;
             ones.inplace_op1(&ThriceAndOne(name))?;
             let zeros = Tensor::zeros(COUNT, DType::F32, x.device())?;
@@ -162,7 +163,7 @@ fn a_kernel_in_place_after_its_tensor_was_filled() -> anyhow::Result<()> {
 #[test]
 fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
     isolated(|| {
-        assert_correct_under_every_policy(|name, x| {
+        assert_correct_under_every_scheduler(|name, x| {
             let y = x.tanh()?;
             let before = y.sqr()?;
             y.inplace_op1(&ThriceAndOne(name))?;

@@ -47,7 +47,7 @@ where
 {
     Ok(match made {
         Made::Here => OparaExecutor::new(module, x)?,
-        Made::OnTheirThread => OparaExecutor::build_on_thread(move || Ok(module), x)?,
+        Made::OnTheirThread => OparaExecutor::new_local(move || Ok(module), x)?,
     })
 }
 
@@ -59,7 +59,7 @@ fn call_both(device: &Device, made: Made, eager_rows: usize) -> anyhow::Result<(
     let plain = locking(lock.clone(), channel().0);
     let fast = executor(made, captured, &rows(device, 2)?)?;
     let eager = executor(made, locking(lock.clone(), enter), &rows(device, 2)?)?;
-    ensure!((fast.report().mode != Mode::Eager, eager.report().mode) == (true, Mode::Eager));
+    ensure!((fast.report().mode() != Mode::Eager, eager.report().mode()) == (true, Mode::Eager));
     let x = rows(device, eager_rows)?;
     let expected = plain(&x)?;
     entered.try_iter().for_each(drop);
@@ -117,7 +117,7 @@ fn all_rayon_threads_may_build() -> anyhow::Result<()> {
         let (x, weight, bias) = (on_gpu(1, 32)?, on_gpu(2, 64)?, on_gpu(3, 1)?);
         // A product that is rewritten, and launches that are fused.
         let module = move |x: &Tensor| x.matmul(&weight.t()?)?.broadcast_add(&bias)?.gelu()?.tanh()?.exp();
-        let builder = || OparaExecutor::builder().numerics(Numerics::Accurate).kernel_cache(None);
+        let builder = || OparaExecutor::builder().numerics(Numerics::Accurate).cache_folder(None);
         let build = |_| builder().build(module.clone(), &x);
         let builds = (0..2 * rayon::current_num_threads()).into_par_iter().map(build);
         let executors = builds.collect::<opara_candle::Result<Vec<_>>>()?;
@@ -126,7 +126,7 @@ fn all_rayon_threads_may_build() -> anyhow::Result<()> {
             let apart = (executor.forward(&x)?.to_dtype(DType::F32)? - &expected)?.abs()?.max_all()?;
             ensure!(apart.to_scalar::<f32>()? < 0.02, "{apart}");
         }
-        let is_compiled_ahead = |fast: &OparaExecutor| fast.report().build_ms.contains_key("rewrite compile");
+        let is_compiled_ahead = |fast: &OparaExecutor| fast.report().build_ms().contains_key("rewrite compile");
         ensure!(executors.iter().all(is_compiled_ahead), "{}", executors[0].report());
         Ok(())
     })

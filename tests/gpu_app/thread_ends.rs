@@ -62,7 +62,7 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
     let x = rows(device, 4)?;
     let captured = OparaExecutor::new(masked, &x)?;
     let eager = OparaExecutor::new(masked_eagerly, &x)?;
-    ensure!(eager.report().mode == Mode::Eager, "{}", eager.report());
+    ensure!(eager.report().mode() == Mode::Eager, "{}", eager.report());
     device.synchronize()?;
     on_threads_that_end(&[
         // The mask's thread-local is created before the driver's on this thread, and dropped after it.
@@ -84,11 +84,11 @@ fn threads_end(device: &Device) -> anyhow::Result<()> {
         },
         // A module on a thread of the library, which may end with the executor.
         &|| {
-            let loaded = OparaExecutor::build_on_thread(|| Ok(masked), &x)?;
+            let loaded = OparaExecutor::new_local(|| Ok(masked), &x)?;
             check(&loaded.forward(&x)?, &x, false)
         },
         &|| {
-            let loaded = OparaExecutor::build_on_thread(|| Ok(masked_eagerly), &x)?;
+            let loaded = OparaExecutor::new_local(|| Ok(masked_eagerly), &x)?;
             check(&loaded.forward(&x)?, &x, true)
         },
         // Earlier executors still work after all these threads have ended.
@@ -130,7 +130,7 @@ fn threads_with_convolutions_may_end_while_new_shapes_are_built() -> anyhow::Res
                     let x = rows(&device, n)?;
                     ensure!(same_bits(&fast.forward(&x)?, &x.tanh()?.sqr()?)?, "{n} rows: wrong numbers");
                     let report = fast.report();
-                    ensure!((report.mode, &report.reason) == (Mode::Graph, &None), "{n} rows: {report}");
+                    ensure!((report.mode(), &report.reason()) == (Mode::Graph, &None), "{n} rows: {report}");
                     Ok(())
                 })
             };

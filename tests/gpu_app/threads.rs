@@ -41,7 +41,7 @@ fn capture_all(fast: &OparaExecutor, cases: &[(Tensor, Tensor)]) -> anyhow::Resu
     for case in cases {
         call_all(fast, std::slice::from_ref(case))?;
         let report = fast.report();
-        ensure!((report.mode, &report.reason) == (Mode::Graph, &None), "{:?}: {report}", case.0.shape());
+        ensure!((report.mode(), &report.reason()) == (Mode::Graph, &None), "{:?}: {report}", case.0.shape());
     }
     Ok(())
 }
@@ -260,7 +260,7 @@ fn a_module_that_waits_or_draws_does_not_break_the_capture_of_another() -> anyho
         let refused = |function: fn(&Tensor) -> Result<Tensor>| -> anyhow::Result<()> {
             let fast = OparaExecutor::new(function, &x)?;
             let report = fast.report();
-            ensure!(report.mode == Mode::Eager && report.reason.is_some(), "{report}");
+            ensure!(report.mode() == Mode::Eager && report.reason().is_some(), "{report}");
             ensure!(fast.forward(&x)?.dims() == x.dims());
             Ok(())
         };

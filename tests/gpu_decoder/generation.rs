@@ -78,7 +78,7 @@ fn one_graph_writes_what_eager_execution_writes_at_every_length() -> Result<()> 
             let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
             let (read, step) = fast.executors().expect("there are executors");
             for (what, report) in [("reading", read.report()), ("a step", step.report())] {
-                assert_eq!(report.mode, Mode::Graph, "{name}, {what}: {report}");
+                assert_eq!(report.mode(), Mode::Graph, "{name}, {what}: {report}");
             }
             let mut eager = Generator::eager(model, &sampling)?;
             for lengths in [[3, 1, 9], [150, 20, 129], [2, 180, 1]] {
@@ -108,7 +108,7 @@ fn long_prompts_of_a_batch_are_read_by_a_plan_that_stays() -> Result<()> {
     let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
     let got = fast.generate(&prompts, tokens, &[], |_| ())?.tokens;
     let (read, step) = fast.executors().expect("there are executors");
-    assert_eq!([read.report().rebuilds, step.report().rebuilds], [0, 0]);
+    assert_eq!([read.report().rebuilds(), step.report().rebuilds()], [0, 0]);
     assert_eq!(got, Generator::eager(model, &sampling)?.generate(&prompts, tokens, &[], |_| ())?.tokens);
     Ok(())
 }

@@ -16,7 +16,7 @@ mod t5;
 use candle::{DType, Device, Result, Tensor};
 use common::{gpu, same_bits, waves, CPU};
 use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
-use opara_candle::{Carry, Mode, OparaExecutor, Policy};
+use opara_candle::{BuiltIn, Mode, OparaExecutor, StepState};
 
 /// Dtypes with their maximum relative error.
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)];
@@ -233,9 +233,9 @@ fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::R
         let cache = waves(5, (1, 2, 2, 64, 64))?.to_dtype(DType::F16)?.to_device(&device)?;
         let start = vec![Tensor::new(&[3u32], &device)?, cache];
         // One launch behind the other: each has one before it, which it need not wait for.
-        let builder = OparaExecutor::builder().policy(Policy::Sequential);
+        let builder = OparaExecutor::builder().scheduler(BuiltIn::Sequential);
         let fast = builder.build_step(step.clone(), &x, &start)?;
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
         let (mut ours, eager) = (start.fork()?, start.fork()?);
         for at in 0..20 {
             let expected = step(&x, &eager)?;

@@ -1,7 +1,7 @@
 //! Attention of one query a head on a GPU against the CPU.
 
 use candle::{DType, Result, Tensor};
-use opara_candle::{ops, Carry, Mode, OparaExecutor, Policy};
+use opara_candle::{ops, BuiltIn, Mode, OparaExecutor, StepState};
 
 use super::common::{gpu, same_bits, waves};
 use super::{assert_near, both, DTYPES};
@@ -78,9 +78,9 @@ fn keys_that_a_step_writes_first_are_read_when_they_are_written() -> anyhow::Res
     };
     let (cache, bias) = ([1, 4, 128, 64], on_gpu(7, &[1, 4, 1, 128], 1.)?);
     let start = vec![Tensor::new(&[3u32], &device)?, on_gpu(5, &cache, 1.)?, on_gpu(6, &cache, 1.)?, bias];
-    let builder = OparaExecutor::builder().policy(Policy::Sequential);
+    let builder = OparaExecutor::builder().scheduler(BuiltIn::Sequential);
     let fast = builder.build_step(step.clone(), &x, &start)?;
-    assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
     let (mut ours, eager) = (start.fork()?, start.fork()?);
     for at in 0..20 {
         let expected = step(&x, &eager)?;

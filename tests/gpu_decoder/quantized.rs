@@ -277,7 +277,7 @@ fn executors_write_what_eager_execution_writes_with_quantised_weights() -> Resul
             let sampling = [Sampling::default(); 2];
             let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
             let (_, step) = fast.executors().expect("there are executors");
-            assert_eq!(step.report().mode, Mode::Graph, "{name}: {}", step.report());
+            assert_eq!(step.report().mode(), Mode::Graph, "{name}: {}", step.report());
             let prompts: Vec<Vec<u32>> = [150, 7].map(|n| (0..n).map(|i| (i * 41 + n) % 96).collect()).to_vec();
             let mut eager = Generator::eager(model, &sampling)?;
             let expected = eager.generate(&prompts, 40, &[], |_| ())?.tokens;

@@ -77,7 +77,7 @@ fn replayed_steps_write_what_eager_ones_write() -> Result<()> {
                     assert_eq!(generator.generate(&ids, mask)?, expected, "{name} in {dtype:?}");
                 }
                 let report = generator.executors().expect("they were built").step.report();
-                assert_eq!(report.mode, Mode::Graph, "{name}: {report}");
+                assert_eq!(report.mode(), Mode::Graph, "{name}: {report}");
             }
         }
     }

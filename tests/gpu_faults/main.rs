@@ -16,7 +16,7 @@ use anyhow::{ensure, Context};
 use candle::{Device, Result, Tensor};
 use common::{assert_same, gpu, isolated, isolated_on_a_full_disk, one_on, waves};
 use opara_candle::faults::{with_fault, Failure, Fault};
-use opara_candle::{Builder, Error, Mode, OparaExecutor, Tuning};
+use opara_candle::{Builder, Error, Mode, OparaExecutor, Search};
 use sweep::{
     alone, assert_survives, branches, builder, built_and_called, is_typed, module, pool, settle, sweep, Built,
 };
@@ -52,11 +52,11 @@ fn without_memory_for_a_graph_the_module_runs_eagerly_until_it_is_rebuilt() -> a
         let (built, _) = with_fault(Some(fault), || built_and_called(builder(), &function, &inputs));
         let (fast, answer) = built.context(call)?;
         assert_same(&answer, &expected, call);
-        let reason = fast.report().reason.unwrap_or_default();
-        assert!(fast.report().mode == Mode::Eager && reason.contains("no memory left"), "{call}: {}", fast.report());
+        let reason = fast.report().reason().unwrap_or_default().to_owned();
+        assert!(fast.report().mode() == Mode::Eager && reason.contains("no memory left"), "{call}: {}", fast.report());
         fast.invalidate();
         assert_same(&fast.call(&inputs)?, &expected, call);
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{call}");
+        assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None), "{call}");
         // With `OnUncapturable::Error`, the caller gets the error.
         let strict = || builder().on_uncapturable(opara_candle::OnUncapturable::Error);
         let (built, _) = with_fault(Some(fault), || built_and_called(strict(), &function, &inputs));
@@ -89,11 +89,11 @@ fn failures_in_the_first_build_of_a_process() -> anyhow::Result<()> {
             ensure!(calls.contains_key(call), "{call} is not called: {calls:?}");
             let (fast, answer) = built.context(call)?;
             assert_same(&answer, &expected, call);
-            assert_eq!(fast.report().mode, Mode::Eager, "{call}: {}", fast.report());
+            assert_eq!(fast.report().mode(), Mode::Eager, "{call}: {}", fast.report());
         }
         let (fast, answer) = built_and_called(builder(), &function, &inputs)?;
         assert_same(&answer, &expected, "the first build without a fault");
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
         settle(&device)
     })
 }
@@ -116,11 +116,11 @@ fn without_a_second_handle_of_cudnn_the_module_runs_eagerly() -> anyhow::Result<
         let (fast, answer) = built?;
         assert_same(&answer, &expected, "without a second handle");
         let report = fast.report();
-        let reason = report.reason.clone().unwrap_or_default();
-        assert!(report.mode == Mode::Eager && reason.contains("second handle"), "{report}");
+        let reason = report.reason().clone().unwrap_or_default();
+        assert!(report.mode() == Mode::Eager && reason.contains("second handle"), "{report}");
         let (fast, answer) = built_and_called(builder(), &function, &inputs)?;
         assert_same(&answer, &expected, "with a second handle");
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
         settle(&device)
     })
 }
@@ -132,8 +132,8 @@ fn without_memory_for_challengers_there_is_still_a_graph() -> anyhow::Result<()>
     let function = branches(&device)?;
     let inputs = one_on(0, &device)?;
     let expected = function(&inputs)?;
-    let tuning = Tuning::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
-    let tuned = || builder().policy(tuning.clone());
+    let tuning = Search::default().budget(std::time::Duration::ZERO).proposals(4).cache(None);
+    let tuned = || builder().scheduler(tuning.clone());
     let raced = || builder().benchmark_challengers(true);
     settle(&device)?;
     let before = pool(&device)?;
@@ -148,11 +148,11 @@ fn without_memory_for_challengers_there_is_still_a_graph() -> anyhow::Result<()>
             let (fast, answer) = built.with_context(|| format!("graph {nth} of {graphs}"))?;
             assert_same(&answer, &expected, format_args!("graph {nth} of {graphs}"));
             let report = fast.report();
-            assert_eq!(report.mode, Mode::Graph, "{report}");
+            assert_eq!(report.mode(), Mode::Graph, "{report}");
             // A search builds a varying number of graphs, so the last one may not be reached.
-            let fell_back = report.reason.as_ref().is_some_and(|reason| reason.contains("no memory left"));
-            assert!(!is_tuned || fell_back == (report.policy == "sequential"), "{report}");
-            assert!(is_tuned || report.reason.is_none(), "{report}");
+            let fell_back = report.reason().as_ref().is_some_and(|reason| reason.contains("no memory left"));
+            assert!(!is_tuned || fell_back == (report.scheduler() == "sequential"), "{report}");
+            assert!(is_tuned || report.reason().is_none(), "{report}");
         }
         settle(&device)?;
         ensure!(pool(&device)? == before, "graphs that were not tried left memory");
@@ -199,7 +199,7 @@ fn every_call_after_a_lost_device_returns_that_error() -> anyhow::Result<()> {
         // The device is in fact usable. Everything is built again.
         old.invalidate();
         assert_same(&old.call(&inputs)?, &expected[0], "the device was not lost");
-        assert_eq!(old.report().mode, Mode::Graph, "{}", old.report());
+        assert_eq!(old.report().mode(), Mode::Graph, "{}", old.report());
         Ok(())
     };
     sweep(&device, &[Failure::Lost], |_| true, work, check)
@@ -276,7 +276,7 @@ fn a_failing_call_is_an_error_and_the_next_call_works() -> anyhow::Result<()> {
         }
         ensure!(failed <= 1, "both calls failed");
         assert_same(&fast.call(&one_on(1, &device)?)?, &expected[1], "a later call");
-        assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+        assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
         Ok(())
     };
     sweep(&device, &[Failure::OutOfMemory, Failure::Refused], |_| true, work, check)
@@ -318,8 +318,8 @@ fn a_module_that_fails_or_panics_at_any_call_leaks_nothing() -> anyhow::Result<(
                 Ok((fast, answer)) => {
                     let report = fast.report();
                     // A module that failed in a capture runs eagerly from then on, and has no table any more.
-                    ensure!(report.mode == Mode::Eager || nth > 1, "{report}");
-                    if report.mode == Mode::Graph {
+                    ensure!(report.mode() == Mode::Eager || nth > 1, "{report}");
+                    if report.mode() == Mode::Graph {
                         assert_same(&answer, &expected, format_args!("call {nth}"));
                     }
                 }
@@ -346,10 +346,10 @@ fn kernels_are_compiled_without_a_writable_cache_folder() -> anyhow::Result<()> 
         let function = module(&device)?;
         let inputs = one_on(0, &device)?;
         for kept in [folder.path(), std::path::Path::new("/proc/opara-candle")] {
-            let builder = builder().kernel_cache(Some(kept.into()));
+            let builder = builder().cache_folder(Some(kept.into()));
             let (fast, answer) = built_and_called(builder, &function, &inputs)?;
             let report = fast.report();
-            assert!(report.mode == Mode::Graph && report.fused > 0 && report.notes.is_empty(), "{report}");
+            assert!(report.mode() == Mode::Graph && report.counts().fused > 0 && report.notes().is_empty(), "{report}");
             assert_same(&answer, &function(&inputs)?, kept.display());
         }
         assert_eq!(std::fs::read_dir(folder.path())?.count(), 0, "files are left");

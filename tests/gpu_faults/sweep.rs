@@ -24,7 +24,7 @@ pub const SLACK: u64 = 128 << 20;
 
 /// Without options whose number of calls varies, and without files.
 pub fn builder() -> Builder {
-    OparaExecutor::builder().benchmark_challengers(false).kernel_cache(None)
+    OparaExecutor::builder().benchmark_challengers(false).cache_folder(None)
 }
 
 /// Matmuls, fused launches, an upload, a constant, and an output that is a view.
@@ -141,16 +141,16 @@ pub fn assert_survives(device: &Device, is_meant: impl Fn(&str) -> bool) -> anyh
         match (fault, built) {
             (None, built) => {
                 let fast = answers(built?)?;
-                assert!(fast.report().mode == Mode::Graph && fast.report().fused > 0, "{}", fast.report());
+                assert!(fast.report().mode() == Mode::Graph && fast.report().counts().fused > 0, "{}", fast.report());
             }
             (Some(_), Ok(built)) => {
                 let report = answers(built)?.report();
-                assert!(report.mode == Mode::Graph || report.reason.is_some_and(|reason| !reason.is_empty()));
+                assert!(report.mode() == Mode::Graph || report.reason().is_some_and(|reason| !reason.is_empty()));
             }
             (Some(fault), Err(error)) => {
                 ensure!(is_typed(&error, fault.failure), "{error:?}");
                 let fast = answers(built_and_called(builder(), &function, &first)?)?;
-                assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+                assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
             }
         }
         Ok(())

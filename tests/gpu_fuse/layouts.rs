@@ -17,7 +17,7 @@ fn operands_may_have_any_layout() -> anyhow::Result<()> {
             };
             let fast =
                 replayed(Mode::Graph, function, |i| Ok(vec![waves(i, (6, 4))?.to_dtype(dtype)?.to_device(&device)?]));
-            assert!(fast.report().fused >= 4, "{way}: {}", fast.report());
+            assert!(fast.report().counts().fused >= 4, "{way}: {}", fast.report());
         }
     }
     Ok(())
@@ -103,7 +103,7 @@ fn operands_at_any_offset() -> anyhow::Result<()> {
                 let inputs = [x.clone(), flat.clone()];
                 let fast = OparaExecutor::builder().build_fn(function, &inputs)?;
                 let report = fast.report();
-                assert!(report.fused >= 3 && report.reason.is_none(), "{report}");
+                assert!(report.counts().fused >= 3 && report.reason().is_none(), "{report}");
                 assert_same(
                     &fast.call(&inputs)?,
                     &function(&inputs)?,

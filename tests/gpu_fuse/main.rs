@@ -18,7 +18,7 @@ use opara_candle::{Builder, Mode, OparaExecutor, Stage};
 #[track_caller]
 fn fused(fast: &OparaExecutor, launches: usize) {
     let report = fast.report();
-    assert_eq!((report.mode, report.fused, &report.reason), (Mode::Graph, launches, &None), "{report}");
+    assert_eq!((report.mode(), report.counts().fused, &report.reason()), (Mode::Graph, launches, &None), "{report}");
 }
 
 /// Random numbers from the CPU: cuRAND sometimes fails while another thread captures.
@@ -49,13 +49,13 @@ fn the_recorded_trace_is_the_trace_before_fusion() -> anyhow::Result<()> {
         |fast: &OparaExecutor| [fast.recorded_trace(&x), fast.trace(&x)].map(|trace| Some(trace.ok()?.ops.len()));
     let fast = built(OparaExecutor::builder())?;
     fused(&fast, 3);
-    let ops = fast.report().ops;
+    let ops = fast.report().counts().ops;
     assert_eq!(lengths(&fast), [Some(ops), Some(ops - 3)]);
     let unfused = built(OparaExecutor::builder().fuse(false))?;
     assert_eq!(lengths(&unfused), [Some(ops), Some(ops)]);
     assert_eq!(unfused.recorded_trace(&x)?, unfused.trace(&x)?);
     let recorded = built(OparaExecutor::builder().stop_after(Stage::Record))?;
-    assert_eq!((recorded.report().mode, lengths(&recorded)), (Mode::Eager, [Some(ops), None]));
+    assert_eq!((recorded.report().mode(), lengths(&recorded)), (Mode::Eager, [Some(ops), None]));
     let inputs = one_on(1, &device)?;
     assert_same(&recorded.call(&inputs)?, &function(&inputs)?, "a module that was recorded and no more");
     Ok(())
@@ -88,7 +88,7 @@ fn compiled_kernels_are_stored_in_the_given_folder() -> anyhow::Result<()> {
     let kept = || Ok::<_, std::io::Error>(std::fs::read_dir(folder.path())?.count());
     let build = |folder: Option<&Path>, summand: f64| {
         let function = move |t: &[Tensor]| Ok(vec![(t[0].sqr()? + summand)?]);
-        OparaExecutor::builder().kernel_cache(folder.map(Path::to_path_buf)).build_fn(function, &one_on(0, &device)?)
+        OparaExecutor::builder().cache_folder(folder.map(Path::to_path_buf)).build_fn(function, &one_on(0, &device)?)
     };
     fused(&build(None, 0.71875)?, 1);
     assert_eq!(kept()?, 0);
@@ -116,7 +116,7 @@ fn without_a_compiler_launches_are_not_fused() -> anyhow::Result<()> {
     fused(&fast, 0);
     let report = fast.report();
     let is_said = |note: &String| note.contains("1 group of launches not fused") && note.contains("NVRTC");
-    assert!(report.notes.iter().any(is_said), "{report}");
+    assert!(report.notes().iter().any(is_said), "{report}");
     Ok(())
 }
 

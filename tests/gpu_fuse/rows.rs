@@ -30,7 +30,7 @@ fn a_norm_of_many_launches_becomes_one_launch() -> anyhow::Result<()> {
         let example = [input(0, (2, 7, 64))?, input(9, (2, 7, 64))?];
         let apart = apart.build_fn(function.clone(), &example)?;
         fused(&apart, 0);
-        fused(&fast, apart.report().ops - apart.report().folded - 1);
+        fused(&fast, apart.report().counts().ops - apart.report().counts().folded - 1);
         answers_like(&fast, function, |i| Ok(vec![input(i, (1, 3, 64))?, input(i + 5, (1, 3, 64))?]));
     }
     Ok(())
@@ -72,7 +72,7 @@ fn softmax_and_norms_keep_their_bits() -> anyhow::Result<()> {
             };
             let input = |i| rows(i, count, columns, dtype, &device);
             let fast = replayed(Mode::Graph, function, |i| Ok(vec![input(i)?, input(i + 7)?]));
-            assert_eq!(fast.report().fused, 3, "{name} of {count} x {columns} {dtype:?}: {}", fast.report());
+            assert_eq!(fast.report().counts().fused, 3, "{name} of {count} x {columns} {dtype:?}: {}", fast.report());
         }
     }
     Ok(())
@@ -96,7 +96,7 @@ fn row_reductions_keep_their_bits() -> anyhow::Result<()> {
             let fast = replayed(Mode::Graph, function, |i| Ok(vec![rows(i, count, columns, dtype, &device)?]));
             // With the sum, everything is one launch; without it, the quotient is a launch of its own.
             let launches = if sums { 8 } else { 6 };
-            assert_eq!(fast.report().fused, launches, "{count} x {columns} {dtype:?}: {}", fast.report());
+            assert_eq!(fast.report().counts().fused, launches, "{count} x {columns} {dtype:?}: {}", fast.report());
         }
     }
     Ok(())

@@ -78,7 +78,7 @@ fn squeezed_images_are_no_less_accurate() -> anyhow::Result<()> {
         if is_not_faster(&report) || is_less_accurate(dtype, &report) {
             continue;
         }
-        let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+        let times = |rule| report.rewrites().iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
         assert_eq!(times("grouped-convolution"), Some(1), "{report}");
         assert_eq!(times("convolution-padding"), Some(1), "{report}");
         if dtype != DType::F32 {

@@ -74,7 +74,8 @@ fn attention_and_products_are_no_less_accurate() -> anyhow::Result<()> {
         let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
         let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
         if dtype != DType::F32 {
-            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            let times =
+                |rule| report.rewrites().iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
             assert_eq!((times("attention"), times("product-activation")), (Some(1), Some(1)), "{report}");
             assert_eq!(times("copied-heads"), Some(1), "{report}");
         }
@@ -145,7 +146,8 @@ fn queries_keys_and_values_of_one_product_are_no_less_accurate() -> anyhow::Resu
         let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
         let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
         if dtype != DType::F32 && !is_not_faster(&report) {
-            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            let times =
+                |rule| report.rewrites().iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
             for rule in ["attention", "copied-heads", "products-of-one", "product-activation"] {
                 assert_eq!(times(rule), Some(1), "{said}: {rule}\n{report}");
             }
@@ -224,12 +226,12 @@ fn what_is_not_faster_has_candles_bits() -> anyhow::Result<()> {
         let fast = accurate().benchmark_challengers(true).build_fn(call, &inputs)?;
         let report = fast.report();
         println!("{report}");
-        assert_eq!(report.mode, Mode::Graph, "{report}");
-        if report.rewrites.is_empty() {
+        assert_eq!(report.mode(), Mode::Graph, "{report}");
+        if report.rewrites().is_empty() {
             assert_same(&fast.call(&inputs)?, from_ref(&expected), &report);
         } else {
-            let is_timed = report.build_ms.contains_key("exact plan");
-            assert!(is_timed || report.build_ms.contains_key("rewrite run"), "{report}");
+            let is_timed = report.build_ms().contains_key("exact plan");
+            assert!(is_timed || report.build_ms().contains_key("rewrite run"), "{report}");
         }
     }
     Ok(())
@@ -296,8 +298,11 @@ fn attention_in_f32_of_16_bits_is_no_less_accurate() -> anyhow::Result<()> {
             );
             let module = move |x: &[Tensor]| attention_in_f32(x, size, mask.as_ref());
             let report = no_less_accurate(dtype, &said, module.clone(), module, inputs)?;
-            let times =
-                report.rewrites.iter().find(|rewrite| rewrite.rule == "attention-in-f32").map(|rewrite| rewrite.times);
+            let times = report
+                .rewrites()
+                .iter()
+                .find(|rewrite| rewrite.rule == "attention-in-f32")
+                .map(|rewrite| rewrite.times);
             if !is_not_faster(&report) {
                 assert_eq!(times, Some(1), "{said}\n{report}");
             }
@@ -353,7 +358,8 @@ fn masked_attention_of_shared_heads_is_no_less_accurate() -> anyhow::Result<()> 
             let mask = mask.clone();
             let module = move |x: &[Tensor]| llama_attention(x, size, inner, &mask);
             let report = no_less_accurate(dtype, &said, module.clone(), module, inputs)?;
-            let times = |rule| report.rewrites.iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
+            let times =
+                |rule| report.rewrites().iter().find(|rewrite| rewrite.rule == rule).map(|rewrite| rewrite.times);
             if !is_not_faster(&report) && !is_less_accurate(dtype, &report) {
                 assert_eq!((times("attention"), times("grouped-heads")), (Some(1), Some(1)), "{said}\n{report}");
             }

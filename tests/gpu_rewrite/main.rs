@@ -17,7 +17,7 @@ use opara_candle::{Builder, Mode, OparaExecutor, Report};
 
 /// A builder that rewrites these small modules whether or not their replays gain from it, and finds nothing of earlier runs.
 fn accurate() -> Builder {
-    OparaExecutor::builder().accurate().benchmark_challengers(false).kernel_cache(None)
+    OparaExecutor::builder().accurate().benchmark_challengers(false).cache_folder(None)
 }
 
 const FLOATS: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
@@ -66,21 +66,21 @@ fn no_less_accurate(
     let report = fast.report();
     println!("{dtype:?}, {said}: {ours:.3} roundings, candle {candle:.3}\n{report}");
     assert!(ours <= 1.2 * candle + 0.1, "{dtype:?}, {said}: {ours:.3} roundings, candle {candle:.3}\n{report}");
-    assert_eq!(report.mode, Mode::Graph, "{report}");
+    assert_eq!(report.mode(), Mode::Graph, "{report}");
     Ok(report)
 }
 
 /// Whether rewriting was left out because it is not faster on tensors as small as these. Its rules fitted then, and were no less
 /// accurate.
 fn is_not_faster(report: &Report) -> bool {
-    report.notes.iter().any(|note| note.contains("one after the other"))
+    report.notes().iter().any(|note| note.contains("one after the other"))
 }
 
 /// Whether candle's launches stay because the library's are a little less accurate on what the pass was recorded with. In f32 both
 /// add the same products in another order, which decides.
 fn is_less_accurate(dtype: DType, report: &Report) -> bool {
     let says = |note: &String| note.contains("mean error") || note.contains("largest error");
-    dtype == DType::F32 && report.rewrites.is_empty() && report.notes.iter().any(says)
+    dtype == DType::F32 && report.rewrites().is_empty() && report.notes().iter().any(says)
 }
 
 /// What was recorded and the rules that fit it are the same, whether or not anything is replaced.
@@ -91,8 +91,8 @@ fn an_exact_report_says_which_rules_fit() -> anyhow::Result<()> {
     let x = noise(2, (1, 64, 16, 16))?.to_device(&device)?;
     let module = move |x: &Tensor| x.conv2d(&weight, 1, 1, 1, 1)?.silu();
     let exact = OparaExecutor::new(module.clone(), &x)?.report();
-    assert!(exact.rewrites.is_empty() && exact.matches.iter().any(|found| found.rule == "convolution"), "{exact}");
+    assert!(exact.rewrites().is_empty() && exact.matches().iter().any(|found| found.rule == "convolution"), "{exact}");
     let rewritten = accurate().build(module, &x)?.report();
-    assert!(rewritten.matches.is_empty(), "{rewritten}");
+    assert!(rewritten.matches().is_empty(), "{rewritten}");
     Ok(())
 }

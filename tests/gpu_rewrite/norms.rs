@@ -21,7 +21,7 @@ fn check(forward: Forward, weights: &[Tensor], shape: &[usize], rules: &[&str]) 
         let [module, wide] = [module, wide].map(|weights| move |x: &[Tensor]| forward(&weights, &x[0]));
         let report = no_less_accurate(dtype, &format!("{shape:?}"), module, wide, inputs)?;
         for rule in rules.iter().filter(|_| dtype != DType::F32 && !is_not_faster(&report)) {
-            assert!(report.rewrites.iter().any(|rewrite| rewrite.rule == *rule), "{rule} does not fit: {report}");
+            assert!(report.rewrites().iter().any(|rewrite| rewrite.rule == *rule), "{rule} does not fit: {report}");
         }
     }
     Ok(())

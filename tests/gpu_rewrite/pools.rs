@@ -114,7 +114,7 @@ fn pools_between_branches_are_no_less_accurate() -> anyhow::Result<()> {
         if is_not_faster(&report) || is_less_accurate(dtype, &report) {
             continue;
         }
-        let rule = report.rewrites.iter().find(|rewrite| rewrite.rule == "pool-padding");
+        let rule = report.rewrites().iter().find(|rewrite| rewrite.rule == "pool-padding");
         // Copies of two parts along each dimension, and of three.
         assert_eq!(rule.map(|rewrite| (rewrite.times, rewrite.saved)), Some((2, 10)), "{report}");
     }

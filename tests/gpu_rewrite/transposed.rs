@@ -62,7 +62,7 @@ fn transposed_convolutions_are_no_less_accurate() -> anyhow::Result<()> {
         let said = format!("batch {batch}, {kernel:?}");
         let [module, wide] = [module, wide].map(|layer| move |x: &[Tensor]| layer.forward(&x[0]));
         let report = no_less_accurate(dtype, &said, module, wide, inputs)?;
-        let rule = report.rewrites.iter().find(|rewrite| rewrite.rule == "transposed-convolution");
+        let rule = report.rewrites().iter().find(|rewrite| rewrite.rule == "transposed-convolution");
         if !is_not_faster(&report) && !is_less_accurate(dtype, &report) {
             assert_eq!(rule.map(|rewrite| (rewrite.times, rewrite.saved)), Some((2, 1)), "{report}");
         }

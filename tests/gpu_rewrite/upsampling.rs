@@ -27,7 +27,7 @@ fn upsampling_between_convolutions_is_no_less_accurate() -> anyhow::Result<()> {
         let inputs = Inputs { built: vec![x(1)?], asked: vec![x(2)?] };
         let [module, wide] = [module, wide].map(|weights| move |x: &[Tensor]| step(&weights, &x[0], size));
         let report = no_less_accurate(dtype, &format!("batch {batch} to {size:?}"), module, wide, inputs)?;
-        let rule = report.rewrites.iter().find(|rewrite| rewrite.rule == "upsampling");
+        let rule = report.rewrites().iter().find(|rewrite| rewrite.rule == "upsampling");
         if !is_not_faster(&report) {
             assert_eq!(rule.map(|rewrite| (rewrite.times, rewrite.saved)), Some((1, 0)), "{report}");
         }

@@ -92,7 +92,7 @@ fn inputs_may_change_their_memory_layout_between_calls() -> anyhow::Result<()> {
     for dtype in [DType::U8, DType::F16, DType::F32] {
         for (way, example) in layouts(&counts(0, (4, 6), dtype)?.to_device(&device)?)? {
             let fast = OparaExecutor::builder().build_fn(function, std::slice::from_ref(&example))?;
-            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{dtype:?}, {way}");
+            assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None), "{dtype:?}, {way}");
             for i in 1..4 {
                 for (later, input) in layouts(&counts(i, (4, 6), dtype)?.to_device(&device)?)? {
                     let inputs = [input];
@@ -114,7 +114,7 @@ fn a_matmul_accepts_its_input_in_any_layout() -> anyhow::Result<()> {
         let function = move |t: &[Tensor]| Ok(vec![t[0].matmul(&weight)?]);
         for (way, example) in &layouts(&counts(0, (4, 6), dtype)?.to_device(&device)?)?[..3] {
             let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
-            assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{dtype:?}, {way}");
+            assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None), "{dtype:?}, {way}");
             for (later, input) in &layouts(&counts(3, (4, 6), dtype)?.to_device(&device)?)?[..3] {
                 let inputs = std::slice::from_ref(input);
                 let of = format_args!("{dtype:?}, {way}, then {later}");
@@ -134,7 +134,7 @@ fn a_matmul_with_a_strided_example_is_captured() -> anyhow::Result<()> {
     let function = move |t: &[Tensor]| Ok(vec![t[0].matmul(&weight)?]);
     for (way, example) in &layouts(&waves(0, (320, 256))?.to_device(&device)?)?[..3] {
         let fast = OparaExecutor::builder().build_fn(function.clone(), std::slice::from_ref(example))?;
-        assert_eq!((fast.report().mode, fast.report().reason), (Mode::Graph, None), "{way}");
+        assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Graph, None), "{way}");
         for (later, input) in &layouts(&waves(1, (320, 256))?.to_device(&device)?)?[..3] {
             let expected = function(&[input.force_contiguous()?])?;
             assert_same(&fast.call(std::slice::from_ref(input))?, &expected, format_args!("{way}, then {later}"));
@@ -220,7 +220,11 @@ fn an_executor_inside_a_wrapped_module() -> anyhow::Result<()> {
     };
     let of_plain = replayed(Mode::Graph, plain, |i| one_on(i, &device));
     let of_nested = replayed(Mode::Graph, nested, |i| one_on(i, &device));
-    assert_eq!(of_nested.report().ops, of_plain.report().ops, "the outer executor records the inner one's kernels");
+    assert_eq!(
+        of_nested.report().counts().ops,
+        of_plain.report().counts().ops,
+        "the outer executor records the inner one's kernels"
+    );
     answers_like(&wrapped, |t: &[Tensor]| Ok(vec![inner(&t[0])?]), |i| one_on(i, &device));
     answers_like(&of_nested, plain, |i| Ok(vec![waves(i, (2, 3))?.to_device(&device)?]));
     Ok(())
@@ -246,7 +250,7 @@ fn an_executor_may_be_built_inside_a_wrapped_module() {
 fn an_eager_executor_calls_captured_ones_with_any_shape() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let inner = OparaExecutor::new(|x: &Tensor| x.tanh()?.sqr(), &one_on(0, &device)?[0])?;
-    assert_eq!(inner.report().mode, Mode::Graph, "{}", inner.report());
+    assert_eq!(inner.report().mode(), Mode::Graph, "{}", inner.report());
     let times_mean = |x: &Tensor, y: Tensor| y.affine(x.mean_all()?.to_scalar::<f32>()? as f64, 0.);
     let function = move |t: &[Tensor]| Ok(vec![times_mean(&t[0], inner.forward(&t[0])?)?]);
     let fast = refused(function, &one_on(0, &device)?, &["reads 4 bytes back"]);
@@ -272,7 +276,7 @@ fn shapes_and_dtypes_may_alternate_on_one_executor() -> anyhow::Result<()> {
             for (rows, dtype) in [(4, DType::F32), (1, DType::F32), (4, DType::F64), (7, DType::U32), (2, DType::F16)] {
                 let inputs = |i: usize| Ok(vec![counts(round + i, (rows, 6), dtype)?.to_device(&device)?]);
                 answers_like(&fast, function, inputs);
-                assert_eq!(fast.report().mode, Mode::Graph, "{}", fast.report());
+                assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
             }
         }
     }

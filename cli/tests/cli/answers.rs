@@ -4,7 +4,7 @@ use std::fs;
 
 use super::{json, opara, trace};
 use opara_plan::simulate::DeviceModel;
-use opara_plan::Policy;
+use opara_plan::BuiltIn;
 use predicates::prelude::*;
 use predicates::str::{contains, is_empty, is_match, starts_with};
 use serde_json::Value;
@@ -37,15 +37,15 @@ fn inspect_tells_rules_that_fit_from_ops_that_are_not_recognised() {
 }
 
 #[test]
-fn every_policys_plan_passes_the_check() {
+fn every_schedulers_plan_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let plan = folder.path().join("plan.json");
     let plan = plan.to_str().unwrap();
     let googlenet = trace("native-googlenet-f32");
-    for policy in Policy::ALL.map(|policy| policy.to_string()) {
-        let text = opara(&["plan", &googlenet, "--policy", &policy, "--output", plan]).success();
-        text.stdout(contains(&policy).and(contains(plan)));
-        let answer = json(&["plan", &googlenet, "--policy", &policy]);
+    for scheduler in BuiltIn::ALL.map(|scheduler| scheduler.to_string()) {
+        let text = opara(&["plan", &googlenet, "--scheduler", &scheduler, "--output", plan]).success();
+        text.stdout(contains(&scheduler).and(contains(plan)));
+        let answer = json(&["plan", &googlenet, "--scheduler", &scheduler]);
         assert_eq!((&answer["ops"], &answer["file"]), (&107.into(), &Value::Null));
         opara(&["check", &googlenet, plan]).success().stdout(starts_with("right: 107 ops"));
         assert_eq!(json(&["check", &googlenet, plan])["ok"], true);
@@ -106,15 +106,15 @@ fn a_handwritten_plan_needs_only_a_schedule() {
 }
 
 #[test]
-fn policies_are_compared() {
+fn schedulers_are_compared() {
     let traces = ["native-googlenet-f32", "native-deepfm-f32"].map(trace);
     let text = opara(&["compare", &traces[0], &traces[1]]).success();
     let sequential = is_match(r"(?m)^sequential +1 +0 .* 1\.00x ").unwrap().count(2);
     text.stdout(sequential.and(contains("107 ops, simulated on h200")).and(contains("\nopara ").count(2)));
     let answer = json(&["compare", &traces[0], "--device", "v100"]);
     assert_eq!(answer[0]["device"], "v100");
-    let names = answer[0]["policies"].as_array().unwrap().iter().map(|row| row["policy"].as_str().unwrap());
-    assert!(names.eq(Policy::ALL.map(|policy| policy.to_string())));
+    let names = answer[0]["schedulers"].as_array().unwrap().iter().map(|row| row["scheduler"].as_str().unwrap());
+    assert!(names.eq(BuiltIn::ALL.map(|scheduler| scheduler.to_string())));
 }
 
 #[test]
@@ -128,19 +128,22 @@ fn simulated_times_are_compared_with_measured_ones() {
     assert_eq!((&googlenet["device"], &googlenet["pairs"]), (&"NVIDIA H200".into(), &7.into()));
     assert!(googlenet["rank_correlation"].as_f64().unwrap() > 0. && t5["rank_correlation"].is_null());
     let [simulated, measured, error] =
-        ["simulated_us", "measured_us", "error"].map(|number| googlenet["policies"][1][number].as_f64().unwrap());
+        ["simulated_us", "measured_us", "error"].map(|number| googlenet["schedulers"][1][number].as_f64().unwrap());
     assert!((simulated / measured - 1. - error).abs() < 1e-9);
     let unmeasured = trace("resnet18-f32");
     opara(&["agreement", &unmeasured]).code(2).stderr(contains("resnet18-f32").and(contains("no measurement")));
 }
 
 #[test]
-fn every_device_simulates_every_policy() {
+fn every_device_simulates_every_scheduler() {
     let googlenet = trace("native-googlenet-f32");
     for device in DeviceModel::all().map(|device| device.name) {
-        for policy in Policy::ALL.map(|policy| policy.to_string()) {
-            let answer = json(&["simulate", &googlenet, "--policy", &policy, "--device", &device]);
-            assert_eq!((&answer["device"], &answer["policy"]), (&device.as_str().into(), &policy.as_str().into()));
+        for scheduler in BuiltIn::ALL.map(|scheduler| scheduler.to_string()) {
+            let answer = json(&["simulate", &googlenet, "--scheduler", &scheduler, "--device", &device]);
+            assert_eq!(
+                (&answer["device"], &answer["scheduler"]),
+                (&device.as_str().into(), &scheduler.as_str().into())
+            );
             let [total, share] = ["total_us", "utilization"].map(|number| answer[number].as_f64().unwrap());
             assert!(total > 0. && (0. ..=1.).contains(&share), "{answer}");
         }
@@ -150,7 +153,7 @@ fn every_device_simulates_every_policy() {
 }
 
 #[test]
-fn timelines_are_drawn_of_policies_and_plans() {
+fn timelines_are_drawn_of_schedulers_and_plans() {
     let folder = tempfile::tempdir().unwrap();
     let [plan, svg] = ["plan.json", "timeline.svg"].map(|name| folder.path().join(name));
     let [plan, svg] = [&plan, &svg].map(|path| path.to_str().unwrap());
@@ -160,11 +163,11 @@ fn timelines_are_drawn_of_policies_and_plans() {
     let drawn = fs::read_to_string(svg).unwrap();
     assert!(drawn.contains("opara on h200"));
     opara(&["timeline", &googlenet, "--plan", plan]).success().stdout(starts_with(drawn));
-    let chrome = opara(&["timeline", &googlenet, "--format", "chrome", "--policy", "sequential"]).success();
+    let chrome = opara(&["timeline", &googlenet, "--format", "chrome", "--scheduler", "sequential"]).success();
     let chrome: Value = serde_json::from_slice(&chrome.get_output().stdout).unwrap();
     let events = chrome["traceEvents"].as_array().or(chrome.as_array()).unwrap();
     assert!(events.len() >= 107);
-    let both = opara(&["timeline", &googlenet, "--plan", plan, "--policy", "opara"]).code(2);
+    let both = opara(&["timeline", &googlenet, "--plan", plan, "--scheduler", "opara"]).code(2);
     both.stderr(contains("cannot be used with"));
     let other = opara(&["timeline", &trace("native-bert-f32"), "--plan", plan]).code(2);
     other.stdout(is_empty()).stderr(contains(plan).and(contains("the plan is one of trace")));

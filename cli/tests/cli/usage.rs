@@ -12,8 +12,8 @@ fn wrong_usage_lists_the_alternatives() {
     let deepfm = trace("native-deepfm-f32");
     opara(&[]).code(2).stderr(contains("Usage"));
     opara(&["inspekt"]).code(2).stderr(contains("'inspect'"));
-    let policy = opara(&["plan", &deepfm, "--policy", "oprra"]).code(2);
-    policy.stderr(contains("possible values: sequential").and(contains("similar value exists: 'opara'")));
+    let scheduler = opara(&["plan", &deepfm, "--scheduler", "oprra"]).code(2);
+    scheduler.stderr(contains("possible values: sequential").and(contains("similar value exists: 'opara'")));
     opara(&["graph", &deepfm, "--format", "png"]).code(2).stderr(contains("possible values: dot, svg"));
     let device = opara(&["simulate", &deepfm, "--device", "h20"]).code(2);
     device.stderr(contains("possible values: v100").and(contains("h200, a100]")));

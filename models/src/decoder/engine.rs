@@ -58,8 +58,8 @@ impl Engine {
     pub fn eager(&self) -> Vec<String> {
         let Some(Executors { read, steps }) = self.executors.as_deref() else { return Vec::new() };
         let reports = std::iter::once(read.report()).chain(steps.iter().map(StepExecutor::report));
-        let eager = reports.filter(|report| report.mode == Mode::Eager);
-        eager.map(|report| report.reason.unwrap_or_default()).collect()
+        let eager = reports.filter(|report| report.mode() == Mode::Eager);
+        eager.map(|report| report.reason().unwrap_or_default().to_owned()).collect()
     }
 
     /// Copies the host's view of all slots to the device.

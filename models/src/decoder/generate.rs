@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use candle::{DType, Device, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling, NO_TOKEN};
-use opara_candle::{Builder, Carry, StepExecutor};
+use opara_candle::{Builder, StepExecutor, StepState};
 
 use super::cache::{Cache, CHUNK};
 use super::engine::AHEAD;
@@ -38,7 +38,7 @@ impl Writing {
     }
 }
 
-impl Carry for Writing {
+impl StepState for Writing {
     fn tensors(&self) -> Vec<Tensor> {
         let few = [&self.token, &self.cache.position, &self.sampler];
         few.into_iter().chain(&self.cache.layers).cloned().collect()

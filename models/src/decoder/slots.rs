@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling};
-use opara_candle::Carry;
+use opara_candle::StepState;
 
 use super::cache::{Cache, CHUNK};
 use super::error::Result;
@@ -87,7 +87,7 @@ impl Slots {
     }
 }
 
-impl Carry for Slots {
+impl StepState for Slots {
     fn tensors(&self) -> Vec<Tensor> {
         let few = [&self.token, &self.cache.position, &self.writes, &self.sampler, &self.seen];
         few.into_iter().chain(&self.cache.layers).cloned().collect()

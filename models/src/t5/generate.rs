@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use candle::{bail, DType, Result, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling, NO_TOKEN};
-use opara_candle::{Builder, Carry, OparaExecutor, StepExecutor};
+use opara_candle::{Builder, OparaExecutor, StepExecutor, StepState};
 
 use super::{Memory, T5};
 
@@ -57,7 +57,7 @@ impl Writing {
     }
 }
 
-impl Carry for Writing {
+impl StepState for Writing {
     fn tensors(&self) -> Vec<Tensor> {
         [&self.token, &self.positions].into_iter().chain(&self.caches).cloned().collect()
     }

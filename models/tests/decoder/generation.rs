@@ -35,7 +35,7 @@ fn executors_write_what_eager_execution_writes_at_every_length() {
     let drawn = Sampling { temperature: 0.8, top_k: 20, seed: 4, ..Sampling::default() };
     let [mut fast, mut eager] = both(&[Sampling::default(), drawn, Sampling { seed: 5, ..drawn }]);
     let (read, step) = fast.executors().expect("executors");
-    assert!([read, step].iter().all(|executor| executor.report().mode != Mode::Eager), "{}", step.report());
+    assert!([read, step].iter().all(|executor| executor.report().mode() != Mode::Eager), "{}", step.report());
     for lengths in [[1usize, 5, 3], [130, 20, 128], [2, 1, 150]] {
         let prompts: Vec<Vec<u32>> =
             lengths.iter().map(|&n| (0..n).map(|i| (i * 41 + n) as u32 % 96).collect()).collect();

@@ -11,7 +11,7 @@ use opara_plan::lab::stream_assignment;
 use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::schedule::{stream_allocation, Scheduler};
 use opara_plan::trace::Trace;
-use opara_plan::Policy;
+use opara_plan::BuiltIn;
 
 const MODELS: [&str; 6] = ["bert", "t5", "deepfm", "googlenet", "inception", "nasnet"];
 
@@ -24,10 +24,10 @@ fn main() -> Result<()> {
     for model in MODELS {
         let path = format!("{}/../../tests/data/native-{model}-f32.trace", env!("CARGO_MANIFEST_DIR"));
         let prepared = Prepared::new(&Trace::load(path)?, Settings::default());
-        let mut group = criterion.benchmark_group(format!("policies/{model}"));
+        let mut group = criterion.benchmark_group(format!("schedulers/{model}"));
         group.throughput(Throughput::Elements(prepared.graph.len() as u64));
-        for policy in Policy::FIXED {
-            group.bench_function(policy.name(), |b| b.iter(|| policy.schedule(black_box(&prepared.problem()))));
+        for scheduler in BuiltIn::FIXED {
+            group.bench_function(scheduler.name(), |b| b.iter(|| scheduler.schedule(black_box(&prepared.problem()))));
         }
         group.finish();
         let mut group = criterion.benchmark_group(format!("table-1/{model}"));

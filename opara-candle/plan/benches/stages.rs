@@ -1,5 +1,5 @@
 //! How long the stages before a replay take, by the size of the trace: reading a file, folding, dependency analysis,
-//! memory, profile, each policy, the simulator, and the checker. Traces are made, or recorded of models with grouped convolutions.
+//! memory, profile, each scheduler, the simulator, and the checker. Traces are made, or recorded of models with grouped convolutions.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -14,7 +14,7 @@ use opara_plan::profile::profile;
 use opara_plan::schedule::Scheduler;
 use opara_plan::simulate::{simulate, DeviceModel};
 use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
-use opara_plan::{check, memory, Policy};
+use opara_plan::{check, memory, BuiltIn};
 
 const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 
@@ -112,11 +112,11 @@ fn main() -> Result<()> {
         stage("graph", &mut || drop(black_box(OpGraph::new(&prepared.ops.trace))));
         stage("memory", &mut || drop(black_box(memory::plan(&prepared.ops.trace, &graph, Role::Intermediate, limit))));
         stage("profile", &mut || drop(black_box(profile(&prepared.ops.trace))));
-        for policy in Policy::FIXED.into_iter().filter(|&policy| ops <= SLOW || policy != Policy::Ios) {
-            stage(&format!("schedule/{policy}"), &mut || drop(black_box(policy.schedule(&prepared.problem()))));
+        for scheduler in BuiltIn::FIXED.into_iter().filter(|&scheduler| ops <= SLOW || scheduler != BuiltIn::Ios) {
+            stage(&format!("schedule/{scheduler}"), &mut || drop(black_box(scheduler.schedule(&prepared.problem()))));
         }
         if ops <= SLOW {
-            let schedule = Policy::Opara.schedule(&prepared.problem())?;
+            let schedule = BuiltIn::Opara.schedule(&prepared.problem())?;
             let device = DeviceModel::of(&prepared.ops.trace.device);
             stage("simulate", &mut || drop(black_box(simulate(&prepared.problem(), &schedule, &device))));
             stage("check", &mut || drop(black_box(check::schedule(&prepared.ops.trace, &schedule))));

@@ -1,6 +1,6 @@
 //! Proves a schedule and a layout against the trace. Shares no code with the planners.
 //!
-//! Debug builds check every executor that they build; tests check every policy on every trace.
+//! Debug builds check every executor that they build; tests check every scheduler on every trace.
 
 use crate::memory::Layout;
 use crate::schedule::Schedule;

@@ -13,12 +13,12 @@ use parking_lot::{Condvar, Mutex};
 use super::cores::cores;
 use super::dispatch::{Dispatch, Steps};
 use super::program::{CpuProgram, Source};
-use crate::optimize::Optimized;
 use crate::panics::caught;
 use crate::reentrancy::run_nested;
-use crate::schedule::{Schedule, Step};
 use crate::trace::{OpId, Work};
 use crate::{Error, Result};
+use opara_plan::optimize::Optimized;
+use opara_plan::schedule::{Schedule, Step};
 
 /// A program with a schedule, ready to run.
 pub(crate) struct ScheduledProgram {

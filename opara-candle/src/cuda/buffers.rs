@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use hashbrown::HashMap;
 
 use super::driver::{AllocationTable, Stream};
-use crate::memory::aligned;
 use crate::trace::{Buffer, BufferId, Region, Role};
+use opara_plan::memory::aligned;
 
 /// The owner of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

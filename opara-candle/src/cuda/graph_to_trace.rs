@@ -8,9 +8,9 @@ use super::driver::{address_of, bytes_of, Call, KernelNode, LaunchNode, Node, Pl
 use super::kernels::known;
 use super::launches::CapturedLaunch;
 use super::pass::Pass;
-use crate::kernel_catalog::KernelName;
 use crate::trace::{Access, AccessMode, Buffer, BufferId, Meaning, Op, Region, Role, Trace, View, Work};
 use crate::{Error, Result};
+use opara_plan::kernel_catalog::KernelName;
 
 /// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
 pub(super) type Read = (Trace, Vec<CapturedLaunch>, Vec<(u64, BufferId)>);

@@ -15,11 +15,11 @@ use super::driver::{
 use super::kernels::read_early;
 use super::launches::CapturedLaunch;
 use crate::backend::{Function, Planned};
-use crate::graph::OpGraph;
-use crate::memory::{self, constant_bytes, Layout};
-use crate::prepared::Prepared;
 use crate::trace::{Access, AccessMode, OpId, Role, Trace};
 use crate::{Error, Result};
+use opara_plan::graph::OpGraph;
+use opara_plan::memory::{self, constant_bytes, Layout};
+use opara_plan::prepared::Prepared;
 
 /// A recording on a GPU.
 pub(super) struct CudaProgram {

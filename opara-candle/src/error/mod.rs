@@ -307,7 +307,7 @@ pub enum Error {
         source: FileError,
     },
 
-    /// A [`Scheduler`](crate::schedule::Scheduler) of the user's own panicked.
+    /// A [`Scheduler`](opara_plan::schedule::Scheduler) of the user's own panicked.
     #[error("the scheduler `{scheduler}` panicked: {message}")]
     SchedulerPanicked {
         /// Its name.

@@ -50,7 +50,7 @@ pub enum StateError {
     /// A tensor shares memory with another tensor of the call. Reads of that memory would depend on the schedule.
     #[error(
         "tensor {index} of the state shares memory with {other}: give it memory of its own, with `Tensor::copy` or \
-         `Carry::fork`"
+         `StepState::fork`"
     )]
     Shared {
         /// Index of the tensor in the state.

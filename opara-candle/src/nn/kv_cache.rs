@@ -5,7 +5,7 @@ use candle::{bail, DType, Device, Result, Tensor};
 use crate::gradient;
 use crate::ops;
 use crate::reentrancy::is_nested;
-use crate::state::Carry;
+use crate::state::StepState;
 
 /// Keys and values of a batch of sequences of equal length, in memory of a fixed size: the state of a decoder that is written with
 /// candle's operators. The position is on the device, so that one graph serves all lengths.
@@ -136,7 +136,7 @@ impl KvCache {
 }
 
 /// Its tensors are the position, and keys and values of each layer.
-impl Carry for KvCache {
+impl StepState for KvCache {
     fn tensors(&self) -> Vec<Tensor> {
         [self.position.clone()].into_iter().chain(self.layers.iter().flatten().cloned()).collect()
     }

@@ -6,11 +6,11 @@ use candle::{Device, Tensor};
 
 use super::dump::{Dump, Value};
 use crate::options::Options;
-use crate::prepared::Settings;
 use crate::stage::Stage;
 use crate::timing::StageTimes;
 use crate::trace::Trace;
 use crate::Error;
+use opara_plan::prepared::Settings;
 
 /// A build in progress.
 pub(super) struct Build<'a> {

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use crate::memory::Layout;
-use crate::optimize::Optimized;
-use crate::prepared::Analysed;
 use crate::report::Report;
-use crate::schedule::Schedule;
 use crate::stage::Stage;
 use crate::trace::Trace;
+use opara_plan::memory::Layout;
+use opara_plan::optimize::Optimized;
+use opara_plan::prepared::Analysed;
+use opara_plan::schedule::Schedule;
 
 /// The result of a stage.
 #[derive(Clone, Copy)]

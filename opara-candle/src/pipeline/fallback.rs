@@ -95,5 +95,5 @@ fn runs_eagerly(error: &Error, has_answered: bool, options: &Options) -> bool {
 }
 
 fn blank(options: &Options) -> Report {
-    Report { policy: options.scheduler.name(), ..Report::default() }
+    Report { scheduler: options.scheduler.name(), ..Report::default() }
 }

@@ -9,16 +9,16 @@ use super::fuse::Fused;
 use super::schedule::Scheduled;
 use crate::backend::{Planned, Replay};
 use crate::measure::Replays;
-use crate::schedule::{Policy, Schedule, Scheduler};
-use crate::tune::{self, Cache, Findings, Tuning};
 use crate::{challengers, Error, Result};
+use opara_plan::schedule::{BuiltIn, Schedule, Scheduler};
+use opara_plan::tune::{self, Cache, Findings, Search};
 
 /// A schedule, ready to be replayed.
 pub(super) struct Instance {
     pub plan: Arc<Planned>,
     pub replay: Box<dyn Replay>,
-    /// Name of the policy that made the schedule.
-    pub policy: String,
+    /// Name of the scheduler that made the schedule.
+    pub scheduler: String,
     /// Why the schedule differs from the requested one.
     pub reason: Option<String>,
     /// The result of the search for a tuned schedule.
@@ -35,17 +35,17 @@ impl Instance {
 /// Builds the replay of the schedule. A tuned schedule that is not cached is searched for on the device; another schedule on a GPU is
 /// benchmarked against its challengers.
 pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build) -> Result<Instance> {
-    let Scheduled { prepared, schedule, policy, findings, cache } = scheduled;
+    let Scheduled { prepared, schedule, scheduler, findings, cache } = scheduled;
     let (program, trace) = (fused.program.clone(), fused.trace.clone());
     let plan = Arc::new(Planned { program, trace, prepared, schedule });
     let replay = build.times.time("capture", || plan.program.clone().replay(plan.clone()))?;
-    let instance = Instance { plan, replay, policy, reason: None, findings };
+    let instance = Instance { plan, replay, scheduler, reason: None, findings };
     let inputs = fused.examples.iter().map(|example| &example.inputs[..]).collect();
     match &build.options.tuning {
         Some(tuning) if instance.findings.is_none() => tune(instance, inputs, tuning, cache, build),
         _ if build.options.benchmark_challengers
             && build.device.is_cuda()
-            && instance.policy != Policy::Sequential.name() =>
+            && instance.scheduler != BuiltIn::Sequential.name() =>
         {
             benchmark_challengers(instance, inputs, build)
         }
@@ -57,7 +57,7 @@ pub(super) fn instantiate(scheduled: Scheduled, fused: &Fused, build: &mut Build
 fn tune(
     instance: Instance,
     inputs: Vec<&[Tensor]>,
-    tuning: &Tuning,
+    tuning: &Search,
     cache: Option<Cache>,
     build: &mut Build,
 ) -> Result<Instance> {
@@ -73,7 +73,7 @@ fn tune(
         Err(error @ Error::OutOfMemory { .. }) => {
             tracing::warn!(%error, "schedules are left untried: the sequential one runs");
             let reason = Some(format!("{error}; fell back to the sequential schedule"));
-            Ok(Instance { reason, policy: Policy::Sequential.name(), ..instance })
+            Ok(Instance { reason, scheduler: BuiltIn::Sequential.name(), ..instance })
         }
         Err(error) => Err(error),
     }
@@ -81,13 +81,13 @@ fn tune(
 
 /// Benchmarks challenger schedules. The fastest replaces the schedule if it is faster.
 fn benchmark_challengers(instance: Instance, inputs: Vec<&[Tensor]>, build: &mut Build) -> Result<Instance> {
-    let Instance { plan, replay, policy, .. } = &instance;
+    let Instance { plan, replay, scheduler, .. } = &instance;
     let mut track = Replays::new(&**replay, plan, inputs, &build.options.state, &build.device)?;
     let winner = build
         .times
-        .time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), policy, build.rival_us))?;
+        .time("challengers", || challengers::faster(&mut track, &plan.prepared.problem(), scheduler, build.rival_us))?;
     Ok(match winner {
-        Some(winner) => Instance { policy: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
+        Some(winner) => Instance { scheduler: winner.name, ..instance.rescheduled(winner.schedule, winner.runner) },
         None => instance,
     })
 }

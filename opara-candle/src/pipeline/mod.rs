@@ -7,10 +7,10 @@
 //! | record | `record` | module, example | [`Recording`](crate::backend::Recording): trace, program, outputs of eager calls | |
 //! | rewrite | `rewrite` | recording | [`Rewritten`](rewrite::Rewritten): the same, with some launches replaced by other operators | `Numerics::Exact` |
 //! | fuse | `fuse` | rewritten | [`Fused`](fuse::Fused): trace and program with one launch a group | `Builder::fuse` |
-//! | fold | `prepare` | trace | [`Optimized`](crate::optimize::Optimized): ops that run once, ops that every call runs | `Builder::fold_constants` |
-//! | analyse | `prepare` | ops | [`Analysed`](crate::prepared::Analysed): dependencies, cost of each op | |
-//! | place | `prepare` | graph | [`Prepared`](crate::prepared::Prepared): offsets in the arenas | |
-//! | schedule | `schedule` | problem | [`Scheduled`](schedule::Scheduled): streams, order, waits | `Policy::Sequential` |
+//! | fold | `prepare` | trace | [`Optimized`](opara_plan::optimize::Optimized): ops that run once, ops that every call runs | `Builder::fold_constants` |
+//! | analyse | `prepare` | ops | [`Analysed`](opara_plan::prepared::Analysed): dependencies, cost of each op | |
+//! | place | `prepare` | graph | [`Prepared`](opara_plan::prepared::Prepared): offsets in the arenas | |
+//! | schedule | `schedule` | problem | [`Scheduled`](schedule::Scheduled): streams, order, waits | `BuiltIn::Sequential` |
 //! | instantiate | `instantiate` | schedule | [`Instance`](instantiate::Instance): the fastest schedule on the device, ready to replay | `Builder::benchmark_challengers` leaves challengers out |
 //! | verify | `verify` | instance | [`Verified`](verify::Verified): the same, after replays that gave eager's bits | `Builder::verify` |
 //!

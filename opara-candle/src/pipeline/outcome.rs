@@ -9,9 +9,9 @@ use super::build::Build;
 use crate::backend::Rewriting;
 use crate::challengers::REQUIRED_GAIN;
 use crate::cuda;
-use crate::disk_cache::{Kind, Record};
 use crate::options::Options;
 use crate::trace::Trace;
+use opara_plan::disk_cache::{Kind, Record};
 
 /// The cache's record of a pass, and the decisions in it.
 pub(super) struct CachedDecisions {
@@ -110,7 +110,7 @@ mod tests {
         for other in [
             Options { fuse: false, ..options.clone() },
             Options { without: vec!["attention".into()], ..options.clone() },
-            Options { scheduler: std::sync::Arc::new(crate::Policy::Sequential), ..options.clone() },
+            Options { scheduler: std::sync::Arc::new(crate::BuiltIn::Sequential), ..options.clone() },
         ] {
             assert_eq!(load(of(&trace, "driver 1", &other)), None);
         }

@@ -2,8 +2,8 @@
 
 use super::build::Build;
 use super::fuse::Fused;
-use crate::optimize::Optimized;
-use crate::prepared::{self, Analysed, Prepared};
+use opara_plan::optimize::Optimized;
+use opara_plan::prepared::{self, Analysed, Prepared};
 
 /// Takes out the ops that depend on no input.
 pub(super) fn fold(fused: &Fused, build: &mut Build) -> Optimized {

@@ -8,10 +8,10 @@ use super::fuse::Fused;
 use super::verify::Verified;
 use crate::examples::unvaried_inputs;
 use crate::options::Numerics;
-use crate::prepared::Prepared;
-use crate::report::{Match, Report};
+use crate::report::{Counts, Match, Report};
 use crate::trace::Trace;
 use crate::Result;
+use opara_plan::prepared::Prepared;
 
 /// Collects the numbers of all stages.
 ///
@@ -25,16 +25,8 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
     let placed = || ops.trace.buffers.iter().enumerate().filter(|(id, _)| tensors.offset(*id).is_some());
     let is_verified = build.options.verify;
     let is_exact = build.device.is_cuda() && build.options.numerics == Numerics::Exact;
-    Ok(Report {
-        mode: instance.replay.mode(),
-        policy: instance.policy.clone(),
-        reason: instance.reason.clone(),
-        notes: fused.notes.clone(),
-        tuning: instance.findings.clone(),
+    let counts = Counts {
         ops: recorded,
-        rewrites: fused.rewrites.clone(),
-        matches: if is_exact { matches(&fused.recorded) } else { Vec::new() },
-        rewriting_cached: build.is_kept,
         fused: fused.unfused - fused.trace.ops.len(),
         folded: fused.trace.ops.len() - ops.per_call.len(),
         edges: graph.hazards(),
@@ -48,6 +40,17 @@ pub(super) fn report(verified: &Verified, fused: &Fused, build: &Build) -> Resul
         arena_bytes: tensors.bytes,
         workspace_bytes: workspaces.bytes,
         constant_bytes: ops.constant_bytes(),
+    };
+    Ok(Report {
+        mode: instance.replay.mode(),
+        scheduler: instance.scheduler.clone(),
+        reason: instance.reason.clone(),
+        notes: fused.notes.clone(),
+        search: instance.findings.clone(),
+        rewrites: fused.rewrites.clone(),
+        matches: if is_exact { matches(&fused.recorded) } else { Vec::new() },
+        rewriting_cached: build.is_kept,
+        counts,
         verified: is_verified,
         verified_inputs: if is_verified { examples.len() } else { 0 },
         unvaried_inputs: if is_verified { unvaried_inputs(examples, &build.options.state)? } else { Vec::new() },

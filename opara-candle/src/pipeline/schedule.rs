@@ -7,18 +7,18 @@ use candle::Device;
 use super::build::Build;
 use super::fuse::Fused;
 use crate::panics::caught_as;
-use crate::prepared::Prepared;
-use crate::schedule::{Policy, Problem, Schedule, Scheduler};
 use crate::trace::Trace;
-use crate::tune::{Cache, Findings, Tuning};
 use crate::{cuda, Error, Result};
+use opara_plan::prepared::Prepared;
+use opara_plan::schedule::{BuiltIn, Problem, Schedule, Scheduler};
+use opara_plan::tune::{Cache, Findings, Search};
 
 /// A prepared trace with a schedule.
 pub(super) struct Scheduled {
     pub prepared: Arc<Prepared>,
     pub schedule: Schedule,
-    /// Name of the policy.
-    pub policy: String,
+    /// Name of the scheduler.
+    pub scheduler: String,
     /// The result of an earlier search, if the schedule is from the cache of tuned plans.
     pub findings: Option<Findings>,
     /// The cache entry for a search's result.
@@ -34,14 +34,14 @@ pub(super) fn schedule(prepared: Prepared, fused: &Fused, build: &mut Build) -> 
     let (schedule, findings) = match cache.as_ref().and_then(|cache| cache.load(&problem)) {
         Some((schedule, findings)) => (schedule, Some(findings)),
         // The base of the search. The replays that it tries share the base's memory.
-        None if options.tuning.is_some() => (Policy::Sequential.schedule(&problem)?, None),
+        None if options.tuning.is_some() => (BuiltIn::Sequential.schedule(&problem)?, None),
         None => (build.times.time("schedule", || scheduled(&*options.scheduler, &problem))?, None),
     };
     if options.check {
         build.times.time("check", || prepared.check(&schedule))?;
     }
-    let policy = options.scheduler.name();
-    Ok(Scheduled { prepared: Arc::new(prepared), schedule, policy, findings, cache })
+    let scheduler = options.scheduler.name();
+    Ok(Scheduled { prepared: Arc::new(prepared), schedule, scheduler, findings, cache })
 }
 
 /// Runs the scheduler. A panic becomes an error, since the scheduler may be a user's own.
@@ -51,7 +51,7 @@ fn scheduled(scheduler: &dyn Scheduler, problem: &Problem) -> Result<Schedule> {
 }
 
 /// The cache entry of this trace's tuned plan, if plans are cached.
-fn cache(tuning: &Tuning, trace: &Trace, device: &Device) -> Option<Cache> {
+fn cache(tuning: &Search, trace: &Trace, device: &Device) -> Option<Cache> {
     let driver = if device.is_cuda() { cuda::driver_version(device) } else { "none".into() };
     let cache = tuning.cache.as_deref().map(|folder| Cache::new(folder, trace, &driver))?;
     cache.inspect_err(|error| tracing::warn!(%error, "a tuned plan cannot be kept")).ok()

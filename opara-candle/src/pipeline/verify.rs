@@ -8,9 +8,9 @@ use super::instantiate::Instance;
 use crate::arguments::StateArguments;
 use crate::backend::{Example, Program, Replay};
 use crate::error::STRESSED;
-use crate::schedule::{Policy, Scheduler};
 use crate::timing::{self, Latency};
 use crate::{verify, Error, Result};
+use opara_plan::schedule::{BuiltIn, Scheduler};
 
 /// An instance whose replays gave eager's bits, if they were compared.
 pub(super) struct Verified {
@@ -23,22 +23,22 @@ pub(super) struct Verified {
 pub(super) fn verify(mut instance: Instance, fused: &Fused, build: &mut Build) -> Result<Verified> {
     let (examples, device, options) = (&fused.examples, &build.device, build.options);
     let times = &mut build.times;
-    let sequential = Policy::Sequential.name();
+    let sequential = BuiltIn::Sequential.name();
     let replay_us = loop {
-        let Instance { plan, replay, policy, .. } = &mut instance;
+        let Instance { plan, replay, scheduler, .. } = &mut instance;
         if cfg!(debug_assertions) {
             times.time("check", || plan.prepared.check(&plan.schedule))?;
         }
         let trial = Trial { program: &*plan.program, examples, state: &options.state, device };
         match times.time("verify", || trial.try_out(&mut **replay, options.verify)) {
             Ok(us) => break us,
-            Err(Error::Mismatch(mismatch)) if *policy != sequential => {
+            Err(Error::Mismatch(mismatch)) if *scheduler != sequential => {
                 let difference = mismatch.difference();
-                tracing::warn!(%difference, %policy, "falling back to the sequential schedule");
-                let plan = plan.with(Policy::Sequential.schedule(&plan.prepared.problem())?);
+                tracing::warn!(%difference, %scheduler, "falling back to the sequential schedule");
+                let plan = plan.with(BuiltIn::Sequential.schedule(&plan.prepared.problem())?);
                 let replay = times.time("capture", || plan.program.clone().replay(plan.clone()))?;
                 let reason = Some(format!("{difference}; fell back to the sequential schedule"));
-                instance = Instance { plan, replay, policy: sequential.clone(), reason, findings: None };
+                instance = Instance { plan, replay, scheduler: sequential.clone(), reason, findings: None };
             }
             Err(error) => return Err(error),
         }

@@ -252,7 +252,7 @@ fn outputs_without_elements_are_views_of_no_ones_memory() -> anyhow::Result<()> 
     // Plain candle: the module runs eagerly, and so does building.
     let plain = |t: &[Tensor]| Ok(vec![t[0].narrow(0, 4, 0)?.narrow(1, 3, 2)?, t[0].clone()]);
     let fast = OparaExecutor::builder().build_fn(plain, std::slice::from_ref(&x))?;
-    assert_eq!(fast.report().mode, Mode::Eager);
+    assert_eq!(fast.report().mode(), Mode::Eager);
     let outputs = fast.call(&[x])?;
     assert_eq!(outputs[0].to_vec2::<f32>()?, [] as [Vec<f32>; 0]);
     Ok(())

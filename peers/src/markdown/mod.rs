@@ -5,7 +5,7 @@ mod table;
 
 use std::fmt::Write;
 
-use opara_candle::Policy;
+use opara_candle::BuiltIn;
 
 pub use self::details::{details, kernels};
 pub use self::table::Table;
@@ -58,10 +58,10 @@ pub fn medians(cells: &[Cell]) -> String {
     format!("{table}{reasons}")
 }
 
-/// Like [`medians`], but of all policies that took part, and no other contestants.
-pub fn policies(cells: &[Cell]) -> String {
+/// Like [`medians`], but of all schedulers that took part, and no other contestants.
+pub fn schedulers(cells: &[Cell]) -> String {
     let took_part = |name: &&str| cells.iter().any(|cell| cell.outcome(name).is_some());
-    let names: Vec<&str> = Policy::ALL.map(Policy::as_str).into_iter().filter(took_part).collect();
+    let names: Vec<&str> = BuiltIn::ALL.map(BuiltIn::as_str).into_iter().filter(took_part).collect();
     let mut reasons = Reasons::default();
     let mut table = Table::new(["GPU time, us"].iter().chain(&names).copied());
     for cell in cells.iter().filter(|cell| names.iter().any(|name| cell.outcome(name).is_some())) {
@@ -182,9 +182,9 @@ mod tests {
     }
 
     #[test]
-    fn policies_have_their_own_table() {
+    fn schedulers_have_their_own_table() {
         let all = ["tuned", "dag", "eager", "torch graph"].map(|name| measured(name, 5.));
-        let table = policies(&[cell("bert", "f32", 1, all), cell("t5", "f32", 1, [measured("eager", 1.)])]);
+        let table = schedulers(&[cell("bert", "f32", 1, all), cell("t5", "f32", 1, [measured("eager", 1.)])]);
         assert_eq!(row(&table, "GPU"), ["GPU time, us", "dag", "tuned"]);
         assert!(!table.contains("t5"), "{table}");
     }

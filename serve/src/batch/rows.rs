@@ -142,11 +142,11 @@ impl Engine for Rows {
 impl Health {
     /// Adds what an executor reports of one bucket.
     pub fn note(&mut self, bucket: Bucket, report: &opara_candle::Report) {
-        match report.mode {
-            Mode::Eager => self.eager.push((bucket, report.reason.clone().unwrap_or_default())),
+        match report.mode() {
+            Mode::Eager => self.eager.push((bucket, report.reason().unwrap_or_default().to_owned())),
             _ => self.built += 1,
         }
         // These two are of the executor, not of the bucket.
-        (self.rechecks, self.mismatches) = (report.rechecks, report.mismatches);
+        (self.rechecks, self.mismatches) = (report.rechecks(), report.mismatches());
     }
 }

@@ -14,7 +14,7 @@ const UNREACHED: u32 = u32::MAX;
 /// # Complexity
 /// `O(E √V)` (Hopcroft, Karp 1973), starting from a greedy matching, which is close to maximum on networks.
 pub(crate) fn maximum_matching(graph: &OpGraph) -> Vec<Option<OpId>> {
-    let mut search = Search::greedy(graph);
+    let mut search = Matching::greedy(graph);
     while search.measure() {
         let free: Vec<OpId> = (0..graph.len()).filter(|&op| search.next[op].is_none()).collect();
         free.into_iter().for_each(|op| search.augment(op));
@@ -24,7 +24,7 @@ pub(crate) fn maximum_matching(graph: &OpGraph) -> Vec<Option<OpId>> {
 
 /// Both sides of the bipartite graph: each op as the start of its outgoing dependencies, and as the end of its incoming
 /// ones.
-struct Search {
+struct Matching {
     /// The successors of all ops, one op after the other.
     successors: Vec<OpId>,
     /// For each op the end of its successors.
@@ -38,7 +38,7 @@ struct Search {
     untried: Vec<usize>,
 }
 
-impl Search {
+impl Matching {
     fn greedy(graph: &OpGraph) -> Self {
         let ops = graph.len();
         let mut search = Self {

@@ -74,7 +74,7 @@ pub fn stages(graph: &OpGraph, pruning: Pruning, mut cost: impl FnMut(&Stage) ->
             let joined = Some(sequences(graph, &part)).filter(|joined| joined.len() < single.len());
             let searches = [Some(single), joined].into_iter().flatten();
             let found = searches.filter_map(|operators| {
-                let mut search = Search::new(graph, operators, pruning, &mut cost)?;
+                let mut search = StageSearch::new(graph, operators, pruning, &mut cost)?;
                 search.solve(search.all()).map(|cost| (cost, search.stages()))
             });
             match found.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
@@ -157,7 +157,7 @@ fn members(mut set: Set) -> impl Iterator<Item = usize> {
 }
 
 /// The recursion over one part of the graph.
-struct Search<'a, C> {
+struct StageSearch<'a, C> {
     /// Operators in topological order, each a sequence of ops.
     operators: Vec<Vec<OpId>>,
     /// For each operator the operators that depend on it.
@@ -174,7 +174,7 @@ struct Search<'a, C> {
     budget: usize,
 }
 
-impl<'a, C: FnMut(&Stage) -> f64> Search<'a, C> {
+impl<'a, C: FnMut(&Stage) -> f64> StageSearch<'a, C> {
     /// `None` if there are too many operators, or certainly too many endings.
     fn new(graph: &OpGraph, operators: Vec<Vec<OpId>>, pruning: Pruning, cost: &'a mut C) -> Option<Self> {
         if operators.len() > Set::BITS as usize {

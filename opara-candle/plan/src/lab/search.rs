@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::simulate::simulate;
 use crate::device::DeviceModel;
 use crate::schedule::{Problem, Schedule};
-use crate::tune::{search, Bench, Tuning};
+use crate::tune::{search, Bench, Search};
 use crate::{Error, Result};
 
 /// Mutations of a simulated search.
@@ -13,7 +13,7 @@ const MUTATIONS: usize = 64;
 
 /// The fastest schedule that the search finds.
 pub(crate) fn by_simulation(problem: &Problem) -> Result<Schedule> {
-    let tuning = Tuning { budget: Duration::MAX, proposals: MUTATIONS, cache: None, ..Default::default() };
+    let tuning = Search { budget: Duration::MAX, proposals: MUTATIONS, cache: None, ..Default::default() };
     Ok(search(problem, &mut Simulation::of(problem), &tuning)?.schedule)
 }
 

@@ -1,15 +1,15 @@
-//! Schedules. A policy assigns each op to a stream and chooses a launch order; both together determine the waits.
+//! Schedules. A scheduler assigns each op to a stream and chooses a launch order; both together determine the waits.
 
+mod built_in;
 pub(crate) mod critical_path;
 pub(crate) mod dag;
 mod opara;
-mod policy;
 mod reuse;
 pub(crate) mod sequential;
 mod stages;
 
+pub use built_in::{BuiltIn, UnknownScheduler};
 pub use opara::{launch_order, stream_allocation, Opara, Resource};
-pub use policy::{Policy, UnknownPolicy};
 pub use stages::Stage;
 
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ pub struct Problem<'a> {
     pub profile: &'a [OpProfile],
 }
 
-/// Schedules ops: one of the [`Policy`]s, or a user's own scheduler.
+/// Schedules ops: one of the [`BuiltIn`]s, or a user's own scheduler.
 ///
 /// ```
 /// use opara_plan::schedule::{Problem, Result, Schedule, Scheduler};

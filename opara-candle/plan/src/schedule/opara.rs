@@ -67,7 +67,7 @@ impl std::fmt::Display for Resource {
 /// graph and memory of the driver. candle runs grouped convolutions one group at a time; such models would get thousands.
 const MAX_STREAMS: usize = 128;
 
-/// Opara with a choice of resource. [`Policy::Opara`](super::Policy::Opara) uses the default.
+/// Opara with a choice of resource. [`BuiltIn::Opara`](super::BuiltIn::Opara) uses the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Opara {
     /// The resource that orders the launches.

@@ -38,7 +38,7 @@ pub struct Trace {
 /// The measurement of a schedule.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Name of the policy that made it, or a description.
+    /// Name of the scheduler that made it, or a description.
     pub schedule: String,
     /// Nanoseconds of a replay on the device, the median of many.
     pub nanos: u64,

@@ -2,7 +2,7 @@
 
 use hashbrown::HashSet;
 
-use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::schedule::{BuiltIn, Problem, Schedule, Scheduler};
 use crate::trace::OpId;
 use crate::Result;
 
@@ -15,38 +15,39 @@ pub(super) struct Candidate {
     pub schedule: Schedule,
 }
 
-/// The schedule of every policy.
-pub(super) fn policies(problem: &Problem) -> Result<Vec<Candidate>> {
-    let candidate = |policy: Policy| Ok(Candidate { name: policy.name(), schedule: policy.schedule(problem)? });
-    Policy::FIXED.into_iter().map(candidate).collect()
+/// The schedule of every scheduler.
+pub(super) fn schedulers(problem: &Problem) -> Result<Vec<Candidate>> {
+    let candidate =
+        |scheduler: BuiltIn| Ok(Candidate { name: scheduler.name(), schedule: scheduler.schedule(problem)? });
+    BuiltIn::FIXED.into_iter().map(candidate).collect()
 }
 
-/// Combinations of the policies' schedules, without duplicates: the streams of one policy with the launch order of
-/// another; limited numbers of streams; and each policy with its critical path at high priority.
-pub(super) fn others(problem: &Problem, policies: &[Candidate]) -> Result<Vec<Candidate>> {
+/// Combinations of the schedulers' schedules, without duplicates: the streams of one scheduler with the launch order of
+/// another; limited numbers of streams; and each scheduler with its critical path at high priority.
+pub(super) fn others(problem: &Problem, schedulers: &[Candidate]) -> Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
-    let mut known: HashSet<Schedule> = policies.iter().map(|c| c.schedule.clone()).collect();
+    let mut known: HashSet<Schedule> = schedulers.iter().map(|c| c.schedule.clone()).collect();
     let mut add = |name: String, schedule: Schedule| {
         if known.insert(schedule.clone()) {
             candidates.push(Candidate { name, schedule });
         }
     };
     let parallel = |c: &&Candidate| c.schedule.streams() > 1 && c.schedule.barriers.is_empty();
-    for a in policies.iter().filter(parallel) {
-        for b in policies.iter().filter(|b| b.schedule.barriers.is_empty()) {
+    for a in schedulers.iter().filter(parallel) {
+        for b in schedulers.iter().filter(|b| b.schedule.barriers.is_empty()) {
             let schedule = Schedule::new(problem.graph, a.schedule.stream.clone(), b.schedule.order.clone())?;
             add(format!("{}'s streams in {}'s order", a.name, b.name), schedule);
         }
     }
     let (path, _) = problem.graph.critical_path(&problem.profile.iter().map(|op| op.us).collect::<Vec<_>>());
-    let by_path = policies.iter().find(|c| c.name == Policy::CriticalPath.as_str());
+    let by_path = schedulers.iter().find(|c| c.name == BuiltIn::CriticalPath.as_str());
     if let Some(Candidate { schedule: Schedule { order, .. }, .. }) = by_path {
         for limit in STREAMS {
             let schedule = Schedule::new(problem.graph, list_schedule(problem, order, limit), order.clone())?;
             add(format!("{limit} streams"), schedule);
         }
     }
-    for Candidate { name, schedule } in policies.iter().filter(parallel) {
+    for Candidate { name, schedule } in schedulers.iter().filter(parallel) {
         // A path is ascending.
         let schedule = Schedule { urgent: path.clone(), ..schedule.clone() };
         add(format!("{name}, critical path urgent"), schedule);

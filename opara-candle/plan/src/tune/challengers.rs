@@ -1,13 +1,13 @@
-//! Challengers: schedules to benchmark against a policy's schedule before that is used.
+//! Challengers: schedules to benchmark against a scheduler's schedule before that is used.
 
-use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::schedule::{BuiltIn, Problem, Schedule, Scheduler};
 use crate::Result;
 
-/// Schedules to benchmark against `schedule`, which the named policy made: one stream; the graph's own edges in
+/// Schedules to benchmark against `schedule`, which the named scheduler made: one stream; the graph's own edges in
 /// recorded order; and the same schedule on few streams. Each stream costs the device's scheduler some time, and of
-/// hundreds of streams it serves only some at once. The policy's choice among ready ops is a guess, which recorded
+/// hundreds of streams it serves only some at once. The scheduler's choice among ready ops is a guess, which recorded
 /// order can beat.
-pub fn challengers(schedule: &Schedule, problem: &Problem, policy: &str) -> Result<Vec<(String, Schedule)>> {
+pub fn challengers(schedule: &Schedule, problem: &Problem, scheduler: &str) -> Result<Vec<(String, Schedule)>> {
     /// Above this many launches, challengers are not worth building: such graphs are wide, few streams run them as fast
     /// as many, and each graph of 50,000 launches takes a second and 0.1 GiB.
     const LAUNCHES: usize = 4096;
@@ -20,13 +20,13 @@ pub fn challengers(schedule: &Schedule, problem: &Problem, policy: &str) -> Resu
         return Ok(Vec::new());
     }
     let mut found = Vec::new();
-    for policy in [Policy::Sequential, Policy::Dag] {
-        found.push((policy.name(), policy.schedule(problem)?));
+    for scheduler in [BuiltIn::Sequential, BuiltIn::Dag] {
+        found.push((scheduler.name(), scheduler.schedule(problem)?));
     }
     let steps = schedule.steps();
     found.retain(|(_, other)| other.streams() <= BRANCHES && other.steps() != steps);
     if schedule.streams() > STREAMS {
-        found.push((policy.into(), schedule.clone().cap_streams(problem.graph, STREAMS)?));
+        found.push((scheduler.into(), schedule.clone().cap_streams(problem.graph, STREAMS)?));
     }
     Ok(found)
 }
@@ -45,7 +45,7 @@ mod tests {
         let need = |op| OpProfile { demand: (ops - op) as f64, ..Default::default() };
         let profile: Vec<_> = (0..ops).map(need).collect();
         let problem = Problem { trace: &Trace::default(), graph: &graph, profile: &profile };
-        let schedule = Policy::Opara.schedule(&problem).unwrap();
+        let schedule = BuiltIn::Opara.schedule(&problem).unwrap();
         let found = challengers(&schedule, &problem, "opara").unwrap();
         found.into_iter().map(|(name, schedule)| (name, schedule.streams())).collect()
     }

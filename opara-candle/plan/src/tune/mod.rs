@@ -1,10 +1,10 @@
-//! The tuned policy: searches for the fastest schedule by running candidates.
+//! The tuned scheduler: searches for the fastest schedule by running candidates.
 //!
 //! The fastest schedule depends on properties of the device that no model captures. So the search benchmarks the
-//! schedules of all policies, combinations of their streams and launch orders, limited numbers of streams, and
+//! schedules of all schedulers, combinations of their streams and launch orders, limited numbers of streams, and
 //! priorities for critical ops. From the best one it continues with small random mutations. Runs are interleaved, so
 //! that a device that slows down affects all candidates. At the end the winner is built again and compared with the
-//! best policy: a gain that does not repeat was noise.
+//! best scheduler: a gain that does not repeat was noise.
 
 mod benchmark;
 mod cache;
@@ -24,7 +24,7 @@ pub use self::benchmark::{benchmark, Bench, Contestant};
 pub use self::cache::Cache;
 
 use self::candidates::Candidate;
-use crate::schedule::{Policy, Problem, Schedule, Scheduler};
+use crate::schedule::{BuiltIn, Problem, Schedule, Scheduler};
 use crate::{disk_cache, Result};
 
 /// Runs of each contestant: in the first benchmark, among the finalists, and in the last comparison.
@@ -48,7 +48,7 @@ pub type OnProgress = Arc<dyn Fn(&Progress) + Send + Sync>;
 /// Settings of the search for a tuned schedule.
 #[derive(Clone)]
 #[non_exhaustive]
-pub struct Tuning {
+pub struct Search {
     /// Time for benchmarks. The first benchmarks and the last comparison run in any case. Default: 2 s.
     pub budget: Duration,
     /// Maximum number of mutations to try. Default: 1000.
@@ -62,13 +62,13 @@ pub struct Tuning {
     pub progress: Option<OnProgress>,
 }
 
-impl Default for Tuning {
+impl Default for Search {
     fn default() -> Self {
         Self { budget: Duration::from_secs(2), proposals: 1000, seed: 0, cache: disk_cache::folder(), progress: None }
     }
 }
 
-impl Tuning {
+impl Search {
     /// Sets the time for benchmarks.
     pub fn budget(self, budget: Duration) -> Self {
         Self { budget, ..self }
@@ -95,10 +95,10 @@ impl Tuning {
     }
 }
 
-impl std::fmt::Debug for Tuning {
+impl std::fmt::Debug for Search {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { budget, proposals, seed, cache, progress: _ } = self;
-        f.debug_struct("Tuning")
+        f.debug_struct("Search")
             .field("budget", budget)
             .field("proposals", proposals)
             .field("seed", seed)
@@ -127,7 +127,7 @@ pub struct Findings {
     pub origin: String,
     /// Median of its runs in microseconds.
     pub us: f64,
-    /// Medians in microseconds of all policies and combinations, fastest first.
+    /// Medians in microseconds of all schedulers and combinations, fastest first.
     pub ranking: Vec<(String, f64)>,
     /// Number of schedules tried.
     pub tried: usize,
@@ -165,15 +165,15 @@ pub struct Winner<R> {
 ///
 /// # Errors
 /// An error of the bench.
-pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Result<Winner<T::Runner>, T::Error> {
+pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Search) -> Result<Winner<T::Runner>, T::Error> {
     let start = Instant::now();
-    let mut search = Search { problem, bench, tuning, start, tried: 0, run_us: f64::INFINITY };
-    let policies = candidates::policies(problem)?;
-    let others = candidates::others(problem, &policies)?;
-    let count = policies.len();
+    let mut search = Hunt { problem, bench, tuning, start, tried: 0, run_us: f64::INFINITY };
+    let schedulers = candidates::schedulers(problem)?;
+    let others = candidates::others(problem, &schedulers)?;
+    let count = schedulers.len();
     let mut contestants = Vec::new();
-    for (at, candidate) in policies.into_iter().chain(others).enumerate() {
-        // If a run takes long, only the policies are benchmarked.
+    for (at, candidate) in schedulers.into_iter().chain(others).enumerate() {
+        // If a run takes long, only the schedulers are benchmarked.
         if at < count || search.used() < SHARE {
             contestants.push(search.enter(candidate)?);
             benchmark(search.bench, &mut contestants[at..], 1)?;
@@ -183,10 +183,10 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
     search.benchmark(&mut contestants, ROUNDS[0] - 1)?;
     sort(&mut contestants);
     let mut ranking: Vec<(String, f64)> = contestants.iter().map(|c| (c.name.clone(), c.median())).collect();
-    let best_policy = |contestants: &[Contestant<_>]| {
-        contestants.iter().position(|c| Policy::FIXED.iter().any(|p| p.name() == c.name))
+    let best_scheduler = |contestants: &[Contestant<_>]| {
+        contestants.iter().position(|c| BuiltIn::FIXED.iter().any(|p| p.name() == c.name))
     };
-    let Some(at) = best_policy(&contestants) else { unreachable!("every policy is a candidate") };
+    let Some(at) = best_scheduler(&contestants) else { unreachable!("every scheduler is a candidate") };
     let reserve = (at >= FINALISTS).then(|| contestants.remove(at));
     contestants.truncate(FINALISTS);
     contestants.extend(reserve);
@@ -196,18 +196,18 @@ pub fn search<T: Bench>(problem: &Problem, bench: &mut T, tuning: &Tuning) -> Re
         ranking.iter_mut().filter(|(name, _)| *name == finalist.name).for_each(|(_, us)| *us = finalist.median());
     }
     ranking.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let Some(at) = best_policy(&contestants) else { unreachable!("the best policy is kept") };
-    let policy = contestants.remove(at);
-    let best = if at > 0 { contestants.swap_remove(0) } else { search.rebuild(&policy)? };
+    let Some(at) = best_scheduler(&contestants) else { unreachable!("the best scheduler is kept") };
+    let scheduler = contestants.remove(at);
+    let best = if at > 0 { contestants.swap_remove(0) } else { search.rebuild(&scheduler)? };
     drop(contestants);
 
     let (best, accepted) = search.improve(best)?;
-    let mut last = vec![search.rebuild(&best)?, search.rebuild(&policy)?, best, policy];
+    let mut last = vec![search.rebuild(&best)?, search.rebuild(&scheduler)?, best, scheduler];
     last.iter_mut().for_each(|contestant| contestant.samples.clear());
     search.benchmark(&mut last, ROUNDS[2])?;
     let medians: Vec<f64> = last.iter().map(Contestant::median).collect();
     let drift = medians[0] / medians[2] - 1.;
-    // Both builds of the best schedule must beat both builds of the policy's schedule.
+    // Both builds of the best schedule must beat both builds of the scheduler's schedule.
     let holds = medians[0].max(medians[2]) < medians[1].min(medians[3]) * (1. - MIN_GAIN);
     let builds = if holds { [0, 2] } else { [1, 3] };
     let [one, other] = builds;
@@ -228,17 +228,17 @@ fn sort<R>(contestants: &mut [Contestant<R>]) {
     contestants.sort_by(|a, b| a.median().total_cmp(&b.median()));
 }
 
-struct Search<'a, T> {
+struct Hunt<'a, T> {
     problem: &'a Problem<'a>,
     bench: &'a mut T,
-    tuning: &'a Tuning,
+    tuning: &'a Search,
     start: Instant,
     tried: usize,
     /// Microseconds of the fastest contestant so far, infinite at first.
     run_us: f64,
 }
 
-impl<T: Bench> Search<'_, T> {
+impl<T: Bench> Hunt<'_, T> {
     fn enter(&mut self, candidate: Candidate) -> Result<Contestant<T::Runner>, T::Error> {
         self.tried += 1;
         Contestant::new(candidate.name, candidate.schedule, self.bench)

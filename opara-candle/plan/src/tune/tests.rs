@@ -42,27 +42,29 @@ fn noisy<'a>(problem: &'a Problem<'a>) -> Noisy<'a> {
     Noisy(Simulation::of(problem), 0)
 }
 
-fn tuning(proposals: usize, seed: u64) -> Tuning {
-    Tuning { budget: Duration::MAX, proposals, seed, cache: None, progress: None }
+fn tuning(proposals: usize, seed: u64) -> Search {
+    Search { budget: Duration::MAX, proposals, seed, cache: None, progress: None }
 }
 
 #[test]
-fn the_tuned_schedule_is_sound_and_no_slower_than_any_policy() {
+fn the_tuned_schedule_is_sound_and_no_slower_than_any_scheduler() {
     for model in ["native-googlenet-f32", "native-deepfm-f32", "native-t5-f16"] {
         let (_, prepared) = recorded(model);
         let problem = prepared.problem();
         let winner = search(&problem, &mut noisy(&problem), &tuning(24, 0)).unwrap();
         prepared.check(&winner.schedule).unwrap();
         let us = |schedule: &Schedule| simulate(&problem, schedule, &DeviceModel::of(&problem.trace.device)).total_us;
-        let best =
-            Policy::FIXED.map(|policy| us(&policy.schedule(&problem).unwrap())).into_iter().fold(f64::MAX, f64::min);
+        let best = BuiltIn::FIXED
+            .map(|scheduler| us(&scheduler.schedule(&problem).unwrap()))
+            .into_iter()
+            .fold(f64::MAX, f64::min);
         assert!(us(&winner.schedule) <= best * 1.000_001, "{model}: {} and {best}", us(&winner.schedule));
         assert!(winner.findings.ranking.is_sorted_by(|a, b| a.1 <= b.1));
         assert!(winner.findings.drift.abs() < 0.01);
-        for policy in Policy::FIXED {
+        for scheduler in BuiltIn::FIXED {
             assert!(
-                winner.findings.ranking.iter().any(|(name, _)| *name == policy.name()),
-                "{policy} is not in the ranking"
+                winner.findings.ranking.iter().any(|(name, _)| *name == scheduler.name()),
+                "{scheduler} is not in the ranking"
             );
         }
     }
@@ -77,7 +79,7 @@ fn the_seed_determines_the_mutations() {
     assert_eq!((a.schedule, a.findings), (b.schedule, b.findings));
     let mut random = fastrand::Rng::with_seed(1);
     let mut other = fastrand::Rng::with_seed(2);
-    let base = Policy::Opara.schedule(&problem).unwrap();
+    let base = BuiltIn::Opara.schedule(&problem).unwrap();
     let (one, two) =
         (neighbours::mutate(&problem, &base, &mut random), neighbours::mutate(&problem, &base, &mut other));
     assert_ne!(one.unwrap(), two.unwrap());
@@ -90,20 +92,20 @@ fn progress_ends_at_one() {
     let seen = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let log = seen.clone();
     let progress: OnProgress = Arc::new(move |at: &Progress| log.lock().push(*at));
-    search(&problem, &mut noisy(&problem), &Tuning { progress: Some(progress), ..tuning(8, 0) }).unwrap();
+    search(&problem, &mut noisy(&problem), &Search { progress: Some(progress), ..tuning(8, 0) }).unwrap();
     let seen = seen.lock();
     assert!(seen.is_sorted_by(|a, b| a.share <= b.share && a.tried <= b.tried));
     assert_eq!(seen.last().map(|at| at.share), Some(1.));
 }
 
 #[test]
-fn a_budget_of_zero_still_gives_the_best_policy() {
+fn a_budget_of_zero_still_gives_the_best_scheduler() {
     let (_, prepared) = recorded("native-deepfm-f32");
     let problem = prepared.problem();
-    let tuning = Tuning { budget: Duration::ZERO, ..tuning(1000, 0) };
+    let tuning = Search { budget: Duration::ZERO, ..tuning(1000, 0) };
     let winner = search(&problem, &mut noisy(&problem), &tuning).unwrap();
     prepared.check(&winner.schedule).unwrap();
-    assert_eq!(winner.findings.ranking.len(), Policy::FIXED.len());
+    assert_eq!(winner.findings.ranking.len(), BuiltIn::FIXED.len());
 }
 
 #[test]
@@ -152,8 +154,8 @@ proptest! {
         let graph = OpGraph::from_predecessors(dag);
         let profile = vec![OpProfile { us: 1., ..Default::default() }; graph.len()];
         let problem = Problem { trace: &Trace::default(), graph: &graph, profile: &profile };
-        let policy = if staged { Policy::Rammer } else { Policy::Opara };
-        let mut schedule = policy.schedule(&problem).unwrap();
+        let scheduler = if staged { BuiltIn::Rammer } else { BuiltIn::Opara };
+        let mut schedule = scheduler.schedule(&problem).unwrap();
         let mut random = fastrand::Rng::with_seed(seed);
         for _ in 0..8 {
             // The constructor refuses invalid schedules.

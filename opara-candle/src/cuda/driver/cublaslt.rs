@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use super::kernels;
 use super::matmul::Matmul;
 use crate::activation::Activation;
-use crate::memory::WORKSPACE_LIMIT;
+use opara_plan::memory::WORKSPACE_LIMIT;
 
 /// An algorithm of cuBLASLt, and the bytes of workspace that it needs.
 #[derive(Clone, Copy)]

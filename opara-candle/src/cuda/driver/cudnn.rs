@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
 
 use super::convolution::{Convolution, Operands};
-use crate::memory::WORKSPACE_LIMIT;
 use crate::ops::ProductPrecision;
+use opara_plan::memory::WORKSPACE_LIMIT;
 
 /// The only algorithm that also works without an activation.
 const DEFAULT: Algorithm = Algorithm::CUDNN_CONVOLUTION_FWD_ALGO_IMPLICIT_PRECOMP_GEMM;

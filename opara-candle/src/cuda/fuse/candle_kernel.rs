@@ -7,9 +7,9 @@ use super::dtype::Type;
 use super::fused_kernel::Operation;
 use super::thread_tile::COLUMNS;
 use crate::cuda::driver::Arguments;
-use crate::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
-use crate::kernel_catalog::KernelEntry;
 use crate::trace::Launch;
+use opara_plan::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
+use opara_plan::kernel_catalog::KernelEntry;
 
 /// The computation of one launch of a candle kernel.
 #[derive(Debug, Clone, PartialEq)]

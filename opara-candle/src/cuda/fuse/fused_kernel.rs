@@ -168,7 +168,7 @@ impl FusedKernel {
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::compile::compile_for;
-    use crate::kernel_catalog::{FusedAs, ENTRIES};
+    use opara_plan::kernel_catalog::{FusedAs, ENTRIES};
 
     fn memory(of: Type) -> Source {
         Source::Memory(0xa000, of, StridedView::default())

@@ -236,7 +236,7 @@ mod tests {
     use super::super::ptx;
     use super::super::table::{all, effects_of};
     use super::*;
-    use crate::kernel_catalog::ENTRIES;
+    use opara_plan::kernel_catalog::ENTRIES;
 
     #[test]
     fn the_table_agrees_with_the_code_of_every_kernel() {

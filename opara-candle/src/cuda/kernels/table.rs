@@ -7,8 +7,8 @@
 //! written, with which element type, and whether it is read.
 
 use crate::cuda::operator::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
-use crate::kernel_catalog::KernelEntry;
 use crate::ops::effects::EFFECTS;
+use opara_plan::kernel_catalog::KernelEntry;
 
 const X: usize = 0;
 const Y: usize = 1;

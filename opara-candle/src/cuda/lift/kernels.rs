@@ -5,8 +5,8 @@ use crate::cuda::driver::KernelNode;
 use crate::cuda::fuse::candle_kernel::CandleKernel;
 use crate::cuda::fuse::dtype::Type;
 use crate::cuda::fuse::fused_kernel::Operation;
-use crate::kernel_catalog::{FusedAs, KernelEntry};
 use crate::trace::{Dim, Element, Function, Meaning, Rotary, Window};
+use opara_plan::kernel_catalog::{FusedAs, KernelEntry};
 
 impl Arguments<'_> {
     pub fn meaning(&self, name: &str) -> Option<Meaning> {

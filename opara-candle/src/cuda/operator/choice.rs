@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::fastest::fastest;
 use crate::choice_folder;
 use crate::cuda::driver::{software, Stream};
-use crate::disk_cache::{Kind, Record};
+use opara_plan::disk_cache::{Kind, Record};
 
 /// One of several implementations.
 pub(crate) trait Implementation: Copy {

@@ -1,11 +1,11 @@
 //! Memory effects of a kernel: the bytes that it writes, and whether it depends on their previous content.
 
 use self::{Before::Overwritten, Extent::Elements, Factor::Argument};
-use crate::kernel_catalog::ELEMENT_TYPES;
+use opara_plan::kernel_catalog::ELEMENT_TYPES;
 
 /// The effects of kernels with the same signature. Almost all of them write through exactly one argument.
 pub(crate) struct Effects {
-    /// The name in [`KernelEntry::effects`](crate::kernel_catalog::KernelEntry::effects).
+    /// The name in [`KernelEntry::effects`](opara_plan::kernel_catalog::KernelEntry::effects).
     pub name: &'static str,
     /// Index of the output argument.
     pub output: usize,

@@ -23,7 +23,6 @@ use super::driver::lacks_memory;
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
-use crate::prepared::Settings;
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, Compared};
 use crate::rewrite::choice::{choose_as_before, choose_usable, Choice};
@@ -31,6 +30,7 @@ use crate::rewrite::set::Set;
 use crate::timing::{wall_us, StageTimes};
 use crate::trace::BufferId;
 use crate::{capture_thread, Error, Result};
+use opara_plan::prepared::Settings;
 
 /// The program with other operators in the place of recorded launches, as an earlier build decided if that still stands.
 pub(super) fn rewrite(

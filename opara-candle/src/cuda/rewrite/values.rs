@@ -12,12 +12,12 @@ use crate::cuda::driver::{copy_of, LaunchNode};
 use crate::cuda::pass::OutputSpec;
 use crate::cuda::program::CudaProgram;
 use crate::cuda::replay::GraphReplay;
-use crate::prepared::{Prepared, Settings};
 use crate::rewrite::evaluate::Arithmetic;
 use crate::rewrite::set::{intermediate_nodes, Set};
-use crate::schedule::{Policy, Scheduler};
 use crate::trace::{BufferId, Role, Trace};
 use crate::{timing, Error, Result};
+use opara_plan::prepared::{Prepared, Settings};
+use opara_plan::schedule::{BuiltIn, Scheduler};
 
 /// Buffers of a pass of which the values are asked for, and the type of their elements.
 pub(super) type Wanted = Vec<(BufferId, DType)>;
@@ -81,7 +81,7 @@ fn of_program(
     settings: Settings,
 ) -> Result<(Vec<Values>, f64)> {
     let prepared = Prepared::new(&trace, settings);
-    let schedule = Policy::Sequential.schedule(&prepared.problem())?;
+    let schedule = BuiltIn::Sequential.schedule(&prepared.problem())?;
     let plan = Planned { program: program.clone(), trace: trace.into(), prepared: prepared.into(), schedule };
     let replay = GraphReplay::new(program.clone(), plan.into(), None)?;
     /// Calls that are timed: the first ones are slower.

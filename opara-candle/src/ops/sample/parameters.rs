@@ -100,7 +100,7 @@ impl Sampler {
         Ok(Self(parameters))
     }
 
-    /// The tensor on the device, `(rows, 8)` of u32. As a part of a [`Carry`](crate::Carry) it gives each state its own
+    /// The tensor on the device, `(rows, 8)` of u32. As a part of a [`StepState`](crate::StepState) it gives each state its own
     /// parameters.
     pub fn parameters(&self) -> &Tensor {
         &self.0

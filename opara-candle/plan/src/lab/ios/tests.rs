@@ -136,7 +136,7 @@ proptest! {
     fn no_stages_cost_less(graph in small(), seed: u64, max_group in 1usize..5, max_groups in 1usize..4) {
         let pruning = Pruning { max_group, max_groups };
         let mut cost = arbitrary(seed);
-        let mut search = Search::new(&graph, singles(&graph), pruning, &mut cost).unwrap();
+        let mut search = StageSearch::new(&graph, singles(&graph), pruning, &mut cost).unwrap();
         let least = search.solve(search.all()).unwrap();
         let found = search.stages();
         prop_assert_eq!(found.iter().map(arbitrary(seed)).sum::<f64>(), least);

@@ -5,15 +5,15 @@ use serde::{Deserialize, Serialize};
 use super::simulate;
 use crate::device::DeviceModel;
 use crate::prepared::Prepared;
-use crate::schedule::{Policy, Scheduler};
+use crate::schedule::{BuiltIn, Scheduler};
 use crate::trace::Trace;
 use crate::Result;
 
-/// A policy's schedule, simulated and measured on the device that the trace was recorded on.
+/// A scheduler's schedule, simulated and measured on the device that the trace was recorded on.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SimulatedAndMeasured {
-    /// The policy.
-    pub policy: Policy,
+    /// The scheduler.
+    pub scheduler: BuiltIn,
     /// Microseconds of a pass, simulated.
     pub simulated_us: f64,
     /// Microseconds of a pass, measured.
@@ -21,20 +21,20 @@ pub struct SimulatedAndMeasured {
 }
 
 impl SimulatedAndMeasured {
-    /// All policies that were measured on a trace, in the order of the measurements. Tuned schedules are left out, since they do
+    /// All schedulers that were measured on a trace, in the order of the measurements. Tuned schedules are left out, since they do
     /// not follow from the trace.
     ///
     /// # Errors
-    /// Errors of the policies.
+    /// Errors of the schedulers.
     pub fn all(trace: &Trace, prepared: &Prepared) -> Result<Vec<Self>> {
         let device = DeviceModel::of(&trace.device);
         let problem = prepared.problem();
         let mut compared = Vec::new();
         for measured in &trace.measured {
-            let named = |policy: &Policy| policy.name() == measured.schedule;
-            if let Some(policy) = Policy::FIXED.into_iter().find(named) {
-                let simulated_us = simulate(&problem, &policy.schedule(&problem)?, &device).total_us;
-                compared.push(Self { policy, simulated_us, measured_us: measured.nanos as f64 / 1e3 });
+            let named = |scheduler: &BuiltIn| scheduler.name() == measured.schedule;
+            if let Some(scheduler) = BuiltIn::FIXED.into_iter().find(named) {
+                let simulated_us = simulate(&problem, &scheduler.schedule(&problem)?, &device).total_us;
+                compared.push(Self { scheduler, simulated_us, measured_us: measured.nanos as f64 / 1e3 });
             }
         }
         Ok(compared)

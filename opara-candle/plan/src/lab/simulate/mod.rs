@@ -29,10 +29,10 @@ use crate::timeline::{Span, Timeline};
 /// use opara_plan::prepared::{Prepared, Settings};
 /// use opara_plan::simulate::{simulate, DeviceModel};
 /// use opara_plan::trace::Trace;
-/// use opara_plan::{Policy, Scheduler};
+/// use opara_plan::{BuiltIn, Scheduler};
 ///
 /// let prepared = Prepared::new(&Trace::default(), Settings::default());
-/// let schedule = Policy::Opara.schedule(&prepared.problem())?;
+/// let schedule = BuiltIn::Opara.schedule(&prepared.problem())?;
 /// let timeline = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100-sxm")?);
 /// assert_eq!(timeline.total_us, 0.);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

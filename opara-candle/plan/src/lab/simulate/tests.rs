@@ -7,7 +7,7 @@ use super::*;
 use crate::graph::OpGraph;
 use crate::prepared::Prepared;
 use crate::prepared::Settings;
-use crate::schedule::{Policy, Scheduler};
+use crate::schedule::{BuiltIn, Scheduler};
 use crate::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
 
 const US: f64 = 1e-6;
@@ -97,7 +97,7 @@ fn ops_in_flight_are_limited() {
 fn only_waits_outside_a_chain_have_a_latency() {
     let mut prepared = prepared((0..5).map(|i| op("a", 1, 10, i, 64)).collect());
     prepared.graph = OpGraph::from_predecessors(vec![vec![], vec![0], vec![1], vec![1], vec![2, 3]]);
-    let schedule = Policy::Opara.schedule(&prepared.problem()).unwrap();
+    let schedule = BuiltIn::Opara.schedule(&prepared.problem()).unwrap();
     let mut spans = simulate(&prepared.problem(), &schedule, &h200()).spans;
     spans.sort_by_key(|span| span.op);
     let starts: Vec<f64> = spans.iter().map(|span| span.start_us).collect();
@@ -115,7 +115,7 @@ fn memory_decides_for_memory_and_arithmetic_for_arithmetic() {
         let read = Access { buffer: 0, region: Region::contiguous(0, 400_000_000), mode: AccessMode::Read };
         ops[0].accesses.extend([read, Access { region: Region::contiguous(0, 200_000_000), ..read }]);
         let prepared = prepared(ops);
-        let schedule = Policy::Sequential.schedule(&prepared.problem()).unwrap();
+        let schedule = BuiltIn::Sequential.schedule(&prepared.problem()).unwrap();
         simulate(&prepared.problem(), &schedule, device).total_us
     };
     let h100 = DeviceModel::named("h100").unwrap();
@@ -138,7 +138,7 @@ fn a_barrier_joins_streams() {
 #[test]
 fn devices_that_make_no_sense_still_end() {
     let prepared = prepared((0..4).map(|i| op("sgemm", 500, 10, i, 4096)).collect());
-    let schedule = Policy::Opara.schedule(&prepared.problem()).unwrap();
+    let schedule = BuiltIn::Opara.schedule(&prepared.problem()).unwrap();
     for odd in [0., -1., f64::NAN, f64::INFINITY] {
         let device = DeviceModel {
             spec: Default::default(),
@@ -221,7 +221,7 @@ proptest! {
         prop_assert!(timeline.total_us >= (0..n).map(work).sum::<f64>() - US);
         prop_assert!((0. ..=1. + US).contains(&timeline.utilization()));
 
-        let sequential = Policy::Sequential.schedule(&prepared.problem()).unwrap();
+        let sequential = BuiltIn::Sequential.schedule(&prepared.problem()).unwrap();
         let total = simulate(&prepared.problem(), &sequential, &device).total_us;
         prop_assert!((total - cost.iter().sum::<f64>()).abs() < US * total);
     }
@@ -249,11 +249,11 @@ fn every_recorded_trace_can_be_simulated_on_another_device() {
         }
         let prepared = Prepared::new(&trace, Settings::default());
         let native = stem(file).starts_with("native-");
-        for policy in Policy::FIXED.into_iter().filter(|&policy| native || policy == Policy::default()) {
-            let schedule = policy.schedule(&prepared.problem()).unwrap();
+        for scheduler in BuiltIn::FIXED.into_iter().filter(|&scheduler| native || scheduler == BuiltIn::default()) {
+            let schedule = scheduler.schedule(&prepared.problem()).unwrap();
             let timeline = simulate(&prepared.problem(), &schedule, &recorded);
             holds(&prepared, &schedule, &timeline);
-            if policy == Policy::default() {
+            if scheduler == BuiltIn::default() {
                 let a100 = simulate(&prepared.problem(), &schedule, &DeviceModel::named("a100").unwrap());
                 // A timeline that is all latency takes as long.
                 assert!(a100.total_us.is_finite() && a100.total_us >= timeline.total_us - US, "{file:?}");
@@ -267,7 +267,7 @@ fn simulated_times_agree_with_measured_ones() {
     let compare = |file: &PathBuf| {
         let trace = Trace::load(file).unwrap();
         let compared = SimulatedAndMeasured::all(&trace, &Prepared::new(&trace, Settings::default())).unwrap();
-        assert_eq!(compared.len(), Policy::FIXED.len(), "{file:?}");
+        assert_eq!(compared.len(), BuiltIn::FIXED.len(), "{file:?}");
         (stem(file), compared.iter().map(|one| (one.simulated_us, one.measured_us)).collect::<Vec<_>>())
     };
     let traces: Vec<_> = recorded(|name| name.starts_with("native-")).par_iter().map(compare).collect();
@@ -278,7 +278,7 @@ fn simulated_times_agree_with_measured_ones() {
     for (name, pairs) in traces {
         let Agreement { median_error, rank_correlation, .. } = Agreement::of(&pairs).unwrap();
         assert!(median_error < 0.1, "{name} {median_error}");
-        // On T5 all policies measure the same. On DeepFM, IOS measures slower than it is simulated.
+        // On T5 all schedulers measure the same. On DeepFM, IOS measures slower than it is simulated.
         let least = match name.contains("deepfm") {
             true => 0.45,
             false => 0.65,
@@ -306,8 +306,8 @@ fn the_largest_device_and_kernels_are_simulated() {
     };
     prepared.ops.trace.device = spec.clone();
     let device = DeviceModel::of(&spec);
-    for policy in [Policy::Sequential, Policy::Opara] {
-        let schedule = policy.schedule(&prepared.problem()).unwrap();
+    for scheduler in [BuiltIn::Sequential, BuiltIn::Opara] {
+        let schedule = scheduler.schedule(&prepared.problem()).unwrap();
         let timeline = simulate(&prepared.problem(), &schedule, &device);
         assert!(timeline.spans.len() == 12 && timeline.total_us.is_finite());
     }

@@ -19,7 +19,9 @@ use super::ptx;
 use crate::cuda::driver::nvrtc::{self, Nvrtc};
 use crate::cuda::driver::wrap;
 use crate::subscriber::inherited;
-use crate::{disk_cache, Result};
+use opara_plan::disk_cache;
+
+use crate::Result;
 
 /// `chain.cuh` with all its includes, also CUDA's headers of 16-bit types: the machine that runs the program may not
 /// have them.

@@ -1,4 +1,4 @@
-//! Runs every policy on random traces and checks the result, and runs the checker on invalid schedules and layouts.
+//! Runs every scheduler on random traces and checks the result, and runs the checker on invalid schedules and layouts.
 
 use opara_plan::check;
 use opara_plan::graph::OpGraph;
@@ -7,7 +7,7 @@ use opara_plan::prepared::{Prepared, Settings};
 use opara_plan::profile::profile;
 use opara_plan::schedule::{Problem, Schedule, Scheduler};
 use opara_plan::trace::{Access, AccessMode, Buffer, DeviceSpec, Launch, Op, Region, Role, Trace, Work};
-use opara_plan::Policy;
+use opara_plan::BuiltIn;
 use proptest::prelude::*;
 
 const BYTES: u64 = 1024;
@@ -73,16 +73,16 @@ fn traces() -> impl Strategy<Value = Trace> {
 }
 
 /// Plans a layout of at most `limit` bytes, if possible, and a schedule for it.
-fn planned(trace: &Trace, policy: Policy, limit: Option<u64>) -> (Layout, Schedule) {
+fn planned(trace: &Trace, scheduler: BuiltIn, limit: Option<u64>) -> (Layout, Schedule) {
     let graph = OpGraph::new(trace);
     let layout = memory::plan(trace, &graph, Role::Intermediate, limit);
     let graph = graph.with_order(layout.waits());
     let problem = Problem { trace, graph: &graph, profile: &profile(trace) };
-    (layout, policy.schedule(&problem).unwrap())
+    (layout, scheduler.schedule(&problem).unwrap())
 }
 
-fn scheduled(trace: &Trace, policy: Policy) -> Schedule {
-    planned(trace, policy, None).1
+fn scheduled(trace: &Trace, scheduler: BuiltIn) -> Schedule {
+    planned(trace, scheduler, None).1
 }
 
 /// The peak of bytes in use in recorded order, a lower bound for the arena.
@@ -98,11 +98,11 @@ fn most_alive(trace: &Trace) -> u64 {
 
 proptest! {
     #[test]
-    fn every_policy_orders_every_conflict_within_any_limit(trace in traces(), limit in 0..32 * BYTES) {
+    fn every_scheduler_orders_every_conflict_within_any_limit(trace in traces(), limit in 0..32 * BYTES) {
         trace.validate().unwrap();
-        for policy in Policy::FIXED {
+        for scheduler in BuiltIn::FIXED {
             for limit in [None, Some(limit)] {
-                let (layout, schedule) = planned(&trace, policy, limit);
+                let (layout, schedule) = planned(&trace, scheduler, limit);
                 check::schedule(&trace, &schedule).unwrap();
                 check::layout(&trace, &schedule, &layout).unwrap();
                 // Buffers of one size leave no gaps.
@@ -119,10 +119,10 @@ proptest! {
 
     #[test]
     fn shared_streams_keep_every_order(trace in traces(), streams in 1usize..5) {
-        for policy in Policy::FIXED {
+        for scheduler in BuiltIn::FIXED {
             let prepared = Prepared::new(&trace, Settings::default());
             let graph = &prepared.graph;
-            let schedule = policy.schedule(&prepared.problem()).unwrap();
+            let schedule = scheduler.schedule(&prepared.problem()).unwrap();
             let shared = schedule.clone().cap_streams(graph, streams).unwrap();
             check::schedule(&prepared.ops.trace, &shared).unwrap();
             prop_assert_eq!(shared.streams(), schedule.streams().min(streams));
@@ -133,7 +133,7 @@ proptest! {
 
     #[test]
     fn every_edge_of_a_schedule_is_needed(trace in traces(), pick in any::<prop::sample::Index>()) {
-        let mut schedule = scheduled(&trace, Policy::Opara);
+        let mut schedule = scheduled(&trace, BuiltIn::Opara);
         let edges: Vec<(usize, usize)> = schedule
             .predecessors
             .iter()
@@ -170,7 +170,7 @@ fn small() -> Trace {
 #[test]
 fn a_chain_reuses_memory_and_a_parallel_branch_does_not() {
     let trace = small();
-    let (layout, schedule) = planned(&trace, Policy::Opara, None);
+    let (layout, schedule) = planned(&trace, BuiltIn::Opara, None);
     assert_eq!(schedule.streams(), 2);
     assert_eq!(layout.offset(0), layout.offset(2), "the first buffer is dead when the third is written");
     assert_eq!(layout.bytes, 3 * BYTES, "the branch's buffer is alive beside any of the chain's");
@@ -179,11 +179,11 @@ fn a_chain_reuses_memory_and_a_parallel_branch_does_not() {
 #[test]
 fn under_a_limit_a_branch_waits_for_memory() {
     let trace = small();
-    let (layout, schedule) = planned(&trace, Policy::Opara, Some(2 * BYTES));
+    let (layout, schedule) = planned(&trace, BuiltIn::Opara, Some(2 * BYTES));
     assert_eq!((layout.bytes, layout.waits()), (2 * BYTES, &[(2, 3)][..]), "op 3 takes the place of op 1's buffer");
     assert_eq!(schedule.predecessors[3], [2]);
     check::layout(&trace, &schedule, &layout).unwrap();
-    let without = planned(&trace, Policy::Opara, None).1;
+    let without = planned(&trace, BuiltIn::Opara, None).1;
     assert!(check::layout(&trace, &without, &layout).unwrap_err().to_string().contains("share bytes"));
 }
 
@@ -225,7 +225,7 @@ fn wide_buffers_reuse_memory_without_a_wait_for_every_pair() {
     let trace = grouped(LAYERS, GROUPS);
     trace.validate().unwrap();
     let limit = 2 * GROUPS as u64 * BYTES;
-    let (layout, schedule) = planned(&trace, Policy::Opara, Some(limit));
+    let (layout, schedule) = planned(&trace, BuiltIn::Opara, Some(limit));
     check::layout(&trace, &schedule, &layout).unwrap();
     assert_eq!(layout.bytes, limit);
     let waits = layout.waits().len();
@@ -235,7 +235,7 @@ fn wide_buffers_reuse_memory_without_a_wait_for_every_pair() {
 #[test]
 fn the_checker_finds_invalid_schedules_and_layouts() {
     let trace = small();
-    let good = scheduled(&trace, Policy::Opara);
+    let good = scheduled(&trace, BuiltIn::Opara);
     let broken = |edit: &dyn Fn(&mut Schedule)| {
         let mut schedule = good.clone();
         edit(&mut schedule);
@@ -290,9 +290,9 @@ fn recorded_traces_get_valid_schedules_within_their_memory() {
         let prepared = Prepared::new(&recorded, Settings::default());
         let used = prepared.layouts[0].bytes + prepared.ops.constant_bytes();
         assert!(used <= limit, "{name}: an arena and constants of {used} bytes, where {limit} are allowed");
-        for policy in Policy::FIXED {
-            let schedule = policy.schedule(&prepared.problem()).unwrap();
-            prepared.check(&schedule).unwrap_or_else(|error| panic!("{name}, {policy}: {error}"));
+        for scheduler in BuiltIn::FIXED {
+            let schedule = scheduler.schedule(&prepared.problem()).unwrap();
+            prepared.check(&schedule).unwrap_or_else(|error| panic!("{name}, {scheduler}: {error}"));
         }
         let graph = OpGraph::new(&prepared.ops.trace);
         // This library's T5 computes queries, keys and values with one matmul, so its encoder is a chain.

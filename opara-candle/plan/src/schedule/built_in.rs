@@ -2,41 +2,41 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Generates [`Policy`] from one table, so that every policy has a name. Some of their schedulers are in the laboratory, above this
-/// module; so `policies` implements [`Scheduler`](super::Scheduler) for [`Policy`].
-macro_rules! policies {
+/// Generates [`BuiltIn`] from one table, so that every scheduler has a name. Some of their schedulers are in the laboratory, above this
+/// module; so `schedulers` implements [`Scheduler`](super::Scheduler) for [`BuiltIn`].
+macro_rules! schedulers {
     (
-        fixed { $($(#[$doc:meta])* $policy:ident, $name:literal;)* }
+        fixed { $($(#[$doc:meta])* $scheduler:ident, $name:literal;)* }
         searching { $($(#[$its_doc:meta])* $searching:ident, $its_name:literal;)* }
     ) => {
         /// A scheduling algorithm of this library.
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
         #[non_exhaustive]
-        pub enum Policy {
-            $($(#[$doc])* #[serde(rename = $name)] $policy,)*
+        pub enum BuiltIn {
+            $($(#[$doc])* #[serde(rename = $name)] $scheduler,)*
             $($(#[$its_doc])* #[serde(rename = $its_name)] $searching,)*
         }
 
-        impl Policy {
-            /// Every policy, in the order in which tables list them.
-            pub const ALL: [Policy; [$($name,)* $($its_name,)*].len()] =
-                [$(Policy::$policy,)* $(Policy::$searching,)*];
+        impl BuiltIn {
+            /// Every scheduler, in the order in which tables list them.
+            pub const ALL: [BuiltIn; [$($name,)* $($its_name,)*].len()] =
+                [$(BuiltIn::$scheduler,)* $(BuiltIn::$searching,)*];
 
-            /// The policies that schedule without running anything: all but the tuned one.
-            pub const FIXED: [Policy; [$($name),*].len()] = [$(Policy::$policy),*];
+            /// The schedulers that schedule without running anything: all but the tuned one.
+            pub const FIXED: [BuiltIn; [$($name),*].len()] = [$(BuiltIn::$scheduler),*];
 
             /// Its name, which `Display` writes and `FromStr` reads.
             pub const fn as_str(self) -> &'static str {
                 match self {
-                    $(Policy::$policy => $name,)*
-                    $(Policy::$searching => $its_name,)*
+                    $(BuiltIn::$scheduler => $name,)*
+                    $(BuiltIn::$searching => $its_name,)*
                 }
             }
         }
     };
 }
 
-policies! {
+schedulers! {
     fixed {
         /// One stream, in recorded order, like a plain CUDA graph of the module.
         Sequential, "sequential";
@@ -61,22 +61,22 @@ policies! {
     }
 }
 
-impl std::fmt::Display for Policy {
+impl std::fmt::Display for BuiltIn {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(self.as_str())
     }
 }
 
-/// A name that no policy has.
+/// A name that no scheduler has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown policy `{0}`: use one of {known}", known = Policy::ALL.map(Policy::as_str).join(", "))]
-pub struct UnknownPolicy(String);
+#[error("unknown scheduler `{0}`: use one of {known}", known = BuiltIn::ALL.map(BuiltIn::as_str).join(", "))]
+pub struct UnknownScheduler(String);
 
-impl std::str::FromStr for Policy {
-    type Err = UnknownPolicy;
+impl std::str::FromStr for BuiltIn {
+    type Err = UnknownScheduler;
 
-    fn from_str(name: &str) -> std::result::Result<Self, UnknownPolicy> {
-        Policy::ALL.into_iter().find(|p| p.as_str() == name).ok_or_else(|| UnknownPolicy(name.into()))
+    fn from_str(name: &str) -> std::result::Result<Self, UnknownScheduler> {
+        BuiltIn::ALL.into_iter().find(|p| p.as_str() == name).ok_or_else(|| UnknownScheduler(name.into()))
     }
 }
 
@@ -87,11 +87,11 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for policy in Policy::ALL {
-            assert_eq!(policy.to_string().parse(), Ok(policy));
-            assert_eq!(serde_json::to_value(policy).unwrap(), policy.name());
+        for scheduler in BuiltIn::ALL {
+            assert_eq!(scheduler.to_string().parse(), Ok(scheduler));
+            assert_eq!(serde_json::to_value(scheduler).unwrap(), scheduler.name());
         }
-        let unknown = "fifo".parse::<Policy>().unwrap_err().to_string();
+        let unknown = "fifo".parse::<BuiltIn>().unwrap_err().to_string();
         assert!(unknown.contains("`fifo`") && unknown.contains("sequential, dag, nimble"), "{unknown}");
     }
 }
