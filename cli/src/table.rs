@@ -53,7 +53,7 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let mut table = Table::new(&["scheduler", "us"]);
         table.row("dag", ["1234".into()]);
-        assert_eq!(table.to_string(), "scheduler    us\ndag     1234\n");
+        assert_eq!(table.to_string(), "scheduler    us\ndag        1234\n");
     }
 
     #[test]
