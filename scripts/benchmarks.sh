@@ -16,7 +16,7 @@ cache=${CACHE:-$folder/cache}
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --query-gpu=index --format=csv,noheader; fi)
 if [ -z "${PEERS:-}" ]; then
-    cargo build --release --features cudnn --bin peers
+    cargo build --release -p opara-peers --features cudnn
     PEERS=${CARGO_TARGET_DIR:-target}/release/peers
 fi
 mkdir -p "$folder/cells" "$cache"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures unchanged models of candle-transformers (examples/zoo/) beside PyTorch, on all GPUs of this machine, and writes
-# results/unchanged.json:
+# Measures unchanged models of candle-transformers (benches/zoo/) beside PyTorch, on all GPUs of this machine, and writes
+# benches/results/unchanged.json:
 #
 #     scripts/unchanged.sh FOLDER
 #
@@ -24,7 +24,7 @@ batch=${BATCH:-1}
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 python=${PYTHON:-python3}
 if [ -z "${ZOO:-}" ]; then
-    cargo build --release --features cudnn --example zoo || exit
+    cargo build --release --features cudnn,zoo --example zoo || exit
     ZOO=${CARGO_TARGET_DIR:-target}/release/examples/zoo
 fi
 gpus=$(if [ -n "${GPUS:-}" ]; then tr ' ' '\n' <<<"$GPUS"; else nvidia-smi --query-gpu=index --format=csv,noheader; fi)
@@ -43,7 +43,7 @@ limited() {
 
 torch() {
     [[ $1 != *-by-candle ]] || return 0
-    limited "$python" peers/python/zoo.py --models "$1" --dtypes "$2" --batch "$batch" "${@:3}"
+    limited "$python" benches/peers/python/zoo.py --models "$1" --dtypes "$2" --batch "$batch" "${@:3}"
 }
 
 # Compilers first, since they would disturb the measurements: several processes at once on each GPU, whose numbers do not count, for
@@ -88,5 +88,5 @@ shopt -s nullglob
 lines=("$folder"/*.jsonl)
 [ ${#lines[@]} -gt 0 ] || { echo "nothing was measured: see $folder/*.log" >&2 && exit 1; }
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -1)
-"$python" peers/python/join_unchanged.py "${lines[@]}" -o "${OUTPUT:-results/unchanged.json}" --device "${gpu%, *}" \
+"$python" benches/peers/python/join_unchanged.py "${lines[@]}" -o "${OUTPUT:-benches/results/unchanged.json}" --device "${gpu%, *}" \
     --driver "${gpu##*, }" --commit "$commit"

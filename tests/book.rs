@@ -39,7 +39,7 @@ fn pages(folder: &str) -> Result<BTreeSet<String>> {
 /// All pages of the documentation.
 fn all_pages() -> Result<BTreeSet<String>> {
     let mut pages = pages("docs")?;
-    let more = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "results/README.md"];
+    let more = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "benches/results/README.md"];
     pages.extend(more.map(String::from));
     Ok(pages)
 }
@@ -203,7 +203,7 @@ fn cell(row: &serde_json::Value, key: &str, decimals: fn(f64) -> usize) -> Strin
 
 #[test]
 fn the_page_of_unchanged_models_has_the_results() -> Result<()> {
-    let results: serde_json::Value = serde_json::from_str(&read("results/unchanged.json")?)?;
+    let results: serde_json::Value = serde_json::from_str(&read("benches/results/unchanged.json")?)?;
     let page = read("docs/notes/unchanged.md")?;
     for row in results["rows"].as_array().context("rows")? {
         let columns: &[&str] = match row["native_us"].is_null() {

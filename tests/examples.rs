@@ -125,6 +125,7 @@ fn a_closed_pipe_is_no_error() -> Result<()> {
     Ok(())
 }
 
+#[cfg(feature = "zoo")]
 #[test]
 fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -137,6 +138,7 @@ fn the_zoo_writes_rows_without_a_gpu() -> Result<()> {
     Ok(())
 }
 
+#[cfg(feature = "zoo")]
 #[test]
 fn the_zoo_has_batches_where_its_inputs_are_images() -> Result<()> {
     let args = ["--cpu", "--only", "mobileone-s0,vgg16", "--unchanged", "exact", "--batch", "2"];

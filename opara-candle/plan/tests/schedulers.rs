@@ -273,7 +273,7 @@ fn the_checker_finds_invalid_schedules_and_layouts() {
     assert!(check::layout(&trace, &good, &missing).unwrap_err().to_string().contains("no place"));
 }
 
-/// Traces of the zoo, recorded on an NVIDIA H200 by `examples/zoo --traces`, and of the six models by
+/// Traces of the zoo, recorded on an NVIDIA H200 by `benches/zoo --traces`, and of the six models by
 /// `opara record --measure`.
 fn recorded() -> Vec<(String, Trace)> {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data");

@@ -23,7 +23,7 @@ const CRATES: [(&str, &str); 11] = [
     ("opara-models", "models/src"),
     ("opara-weights", "weights/src"),
     ("opara-cli", "cli/src"),
-    ("opara-peers", "peers/src"),
+    ("opara-peers", "benches/peers/src"),
     ("opara-serve", "serve/src"),
     ("opara-ballista", "cluster/ballista/src"),
     ("opara-fuzz", "fuzz/src"),

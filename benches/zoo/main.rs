@@ -2,7 +2,7 @@
 //! the executor. Reports how
 //! each model was captured, whether outputs equal eager execution bitwise, run times, and memory use.
 //!
-//!     cargo run --release --features cudnn --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
+//!     cargo run --release --features cudnn,zoo --example zoo -- --only resnet18,t5-small --replays 1000 --json zoo.jsonl
 //!
 //! Without a GPU each model runs one eager forward pass, which shows that its entry here is valid.
 //!
@@ -80,7 +80,7 @@ struct Args {
     numerics: String,
 
     /// Only build executors with these numerics and measure them, without eager passes: `exact`, `accurate`, or both. The lines of
-    /// `--json` are then those of results/unchanged.json.
+    /// `--json` are then those of benches/results/unchanged.json.
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
     unchanged: Vec<String>,
 

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::entry::{Entry, Model, Target};
 
-/// A row of `results/unchanged.json`, and how it came about.
+/// A row of `benches/results/unchanged.json`, and how it came about.
 #[derive(Serialize)]
 pub struct Row {
     model: &'static str,

@@ -1,6 +1,6 @@
 """Writes a GGUF file of a model of Llama-3.2-1B's sizes with random weights in bf16 and no tokenizer, for llama.cpp's benchmarks.
 
-    python3 peers/python/llama_gguf.py FILE
+    python3 benches/peers/python/llama_gguf.py FILE
 
 Needs the packages gguf and numpy. What the benchmarks measure does not depend on the numbers: all matrices are made of one pool.
 """

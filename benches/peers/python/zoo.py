@@ -1,10 +1,10 @@
-"""Measures PyTorch on the models of `examples/zoo/`: microseconds of a call, with random weights.
+"""Measures PyTorch on the models of `benches/zoo/`: microseconds of a call, with random weights.
 
-    python3 peers/python/zoo.py --models resnet18,bert-base --dtypes float16,float32
+    python3 benches/peers/python/zoo.py --models resnet18,bert-base --dtypes float16,float32
 
 compares with
 
-    cargo run --release --features cudnn --example zoo -- --only MODEL --dtype DTYPE --iters 30 --unchanged exact,accurate
+    cargo run --release --features cudnn,zoo --example zoo -- --only MODEL --dtype DTYPE --iters 30 --unchanged exact,accurate
 
 Prints a line of JSON for each model, dtype and contestant:
 

@@ -21,12 +21,12 @@ pub const FRAMEWORKS: [&str; 2] = ["torch", "onnxruntime"];
 /// Start of workers; flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Launch {
-    /// The Python interpreter with the frameworks (peers/python/requirements.txt).
+    /// The Python interpreter with the frameworks (benches/peers/python/requirements.txt).
     #[arg(long, default_value = "python3")]
     python: String,
 
     /// Folder of the workers' scripts.
-    #[arg(long, default_value = "peers/python")]
+    #[arg(long, default_value = "benches/peers/python")]
     scripts: PathBuf,
 
     /// Folder of exported models and compiled code, kept between runs; default: none is kept.

@@ -1,6 +1,6 @@
-"""Joins the lines of `--example zoo -- --unchanged` and of zoo.py into results/unchanged.json. Needs no framework.
+"""Joins the lines of `--example zoo -- --unchanged` and of zoo.py into benches/results/unchanged.json. Needs no framework.
 
-    python3 peers/python/join_unchanged.py FILE... -o results/unchanged.json --device NAME --driver VERSION --commit HASH
+    python3 benches/peers/python/join_unchanged.py FILE... -o benches/results/unchanged.json --device NAME --driver VERSION --commit HASH
 
 A row for each model, dtype and batch, in the order of the files (of the script: by name). What was not measured is null. What failed
 in PyTorch is in `torch_errors`. Of two lines for the same number the last one counts.
@@ -17,7 +17,7 @@ from pathlib import Path
 COMMAND = "scripts/unchanged.sh FOLDER"
 NOTE = (
     "Unchanged models of candle-transformers and the same architectures in PyTorch, a process a model and side; medians "
-    "of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are peers/python/zoo.py's graph, channels-last "
+    "of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are benches/peers/python/zoo.py's graph, channels-last "
     "and compile. The models by candle are this library's own, kept to candle's operators, and native_us is the same model without that. "
     "error and candle_error are those of the worst rewritten run, in roundings. accurate_build_ms is without the module's own passes. "
     "null was not measured or failed."

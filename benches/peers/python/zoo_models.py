@@ -1,4 +1,4 @@
-"""The models of `examples/zoo/` in PyTorch: the same sizes and inputs, random weights, from torchvision, timm, transformers and diffusers.
+"""The models of `benches/zoo/` in PyTorch: the same sizes and inputs, random weights, from torchvision, timm, transformers and diffusers.
 
 Nothing is downloaded. diffusers is needed for the two diffusion models only. What differs from candle-transformers' models:
 
@@ -219,7 +219,7 @@ QWEN3 = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
 
-# By the names of examples/zoo/.
+# By the names of benches/zoo/.
 MODELS: dict[str, Callable[[Target], Made]] = {
     "resnet18": lambda at: torchvision("resnet18", at.image(224)),
     "resnet50": lambda at: torchvision("resnet50", at.image(224)),

@@ -1,8 +1,8 @@
 //! Runs executors for minutes as an application would: sixteen threads on one device, with every output checked.
 //!
-//!     cargo run --release --features cudnn --example soak -- --seconds 600
+//!     cargo run --release --features cudnn,soak --example soak -- --seconds 600
 //!     cargo run --release --example soak -- --cpu --seconds 10
-//!     cargo run --release --features cudnn --example soak -- --devices
+//!     cargo run --release --features cudnn,soak --example soak -- --devices
 //!
 //! Some threads run plain candle code. Some call shared executors with changing shapes. Some build, call, evict and
 //! drop their own executors and borrow their outputs. Some are short-lived and keep tensors in their thread-locals. The

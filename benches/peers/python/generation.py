@@ -1,6 +1,6 @@
 """Measures how fast PyTorch writes text: microseconds for each token behind a prompt, with random weights.
 
-    python3 peers/python/generation.py --model qwen2.5-0.5b --dtype float16
+    python3 benches/peers/python/generation.py --model qwen2.5-0.5b --dtype float16
 
 compares with
 
