@@ -151,7 +151,7 @@ where
     let fast = tracing::subscriber::with_default(labels, || OparaExecutor::builder().build_fn(function, inputs))
         .expect("what cannot be captured runs eagerly");
     let report = fast.report();
-    let reason = report.reason().clone().unwrap_or_default();
+    let reason = report.reason().unwrap_or_default();
     assert!(report.mode() == Mode::Eager && !reason.is_empty(), "{report}");
     for part in parts {
         assert!(reason.contains(part), "the reason does not mention `{part}`: {reason}");

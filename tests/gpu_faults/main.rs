@@ -116,7 +116,7 @@ fn without_a_second_handle_of_cudnn_the_module_runs_eagerly() -> anyhow::Result<
         let (fast, answer) = built?;
         assert_same(&answer, &expected, "without a second handle");
         let report = fast.report();
-        let reason = report.reason().clone().unwrap_or_default();
+        let reason = report.reason().unwrap_or_default();
         assert!(report.mode() == Mode::Eager && reason.contains("second handle"), "{report}");
         let (fast, answer) = built_and_called(builder(), &function, &inputs)?;
         assert_same(&answer, &expected, "with a second handle");

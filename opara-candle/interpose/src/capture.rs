@@ -7,7 +7,7 @@ use cudarc::driver::CudaStream;
 
 use super::capture_pool::CapturePool;
 use super::error::{check, Error};
-use super::gate::Capturing;
+use super::ongoing::Capturing;
 use super::private_stream::PrivateStream;
 use super::thread_capture::{self, Recorded};
 

@@ -8,9 +8,9 @@ use cudarc::cublas::sys::{
     cudaDataType,
 };
 
-use super::gate::between_captures;
 use super::library_call::{Call, Matmul, Meaning};
 use super::noted::noted;
+use super::ongoing::between_captures;
 use super::scale::{is_one, is_zero, scale_bytes};
 use super::thread_capture;
 

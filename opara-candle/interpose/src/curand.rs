@@ -6,7 +6,7 @@ use cudarc::curand::sys::{curandGenerator_t, curandRngType_t, curandStatus_t};
 use hashbrown::HashSet;
 use parking_lot::Mutex;
 
-use super::gate::between_captures;
+use super::ongoing::between_captures;
 use super::thread_capture::refuses_to_draw;
 
 const MISSING: curandStatus_t = curandStatus_t::CURAND_STATUS_INITIALIZATION_FAILED;

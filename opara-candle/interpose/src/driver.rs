@@ -8,7 +8,7 @@ use cudarc::driver::sys::{
     CUstreamCaptureMode, CUstreamCaptureStatus,
 };
 
-use super::gate::between_captures;
+use super::ongoing::between_captures;
 use super::status::Status;
 use super::thread_capture::{
     self, device_stream_for, enqueue, ignores_events, is_captured, private_stream_for, refuses,

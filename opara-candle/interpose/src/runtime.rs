@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use cudarc::driver::sys;
 
-use super::gate::between_captures;
+use super::ongoing::between_captures;
 use super::status::Status;
 use super::thread_capture::{self, device_stream_for, enqueue, refuses};
 use super::watch;

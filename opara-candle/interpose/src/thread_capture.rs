@@ -11,8 +11,8 @@ use hashbrown::HashSet;
 
 use super::capture_pool::CapturePool;
 use super::error::Refusal;
-use super::gate::{Capturing, InCall, Ongoing};
 use super::library_call::LibraryCall;
+use super::ongoing::{Capturing, InCall, Ongoing};
 use super::private_stream::PrivateStream;
 use super::restore::Restore;
 use super::status::Status;

@@ -6,8 +6,11 @@
 #[path = "../../src/cuda/driver/free_watch.rs"]
 mod free_watch;
 mod frees;
+#[path = "../../interpose/src/gate.rs"]
+mod gate;
+mod gates;
 #[path = "../../src/output_lock.rs"]
 mod output_lock;
 mod outputs;
-/// loom's locks, for the two types that are tested.
+/// loom's locks, for the types that are tested.
 mod sync;
