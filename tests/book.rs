@@ -176,6 +176,39 @@ fn the_page_of_errors_lists_every_variant() -> Result<()> {
     Ok(())
 }
 
+/// The names that `pub use` and `pub mod` of the library's root give, without features for tests.
+fn exports(source: &str) -> BTreeSet<String> {
+    let (mut names, mut is_hidden) = (BTreeSet::new(), false);
+    for line in source.lines() {
+        let exported = line.strip_prefix("pub use ").or_else(|| line.strip_prefix("pub mod "));
+        let Some(exported) = exported else {
+            is_hidden = line == "#[doc(hidden)]" || line == "#[cfg(feature = \"testing\")]";
+            continue;
+        };
+        let list = exported.trim_end_matches(';').rsplit("::").next().unwrap_or_default();
+        let name = |item: &str| item.rsplit(' ').next().unwrap_or_default().to_string();
+        names.extend(list.trim_matches(['{', '}']).split(", ").map(name).filter(|_| !is_hidden));
+        is_hidden = false;
+    }
+    names
+}
+
+#[test]
+fn the_page_of_the_api_lists_every_item() -> Result<()> {
+    let exported = exports(&read("opara-candle/src/lib.rs")?);
+    assert!(
+        exported.contains("Builder") && exported.contains("plan") && exported.contains("StateError"),
+        "{exported:?}"
+    );
+    let page = read("docs/api.md")?;
+    let rows = page.lines().filter(|line| line.starts_with("| `"));
+    let names = rows.filter_map(|row| row.split('|').nth(1)).flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let listed: BTreeSet<String> =
+        names.filter(|name| !name.contains("build_") && !name.contains("::")).map(String::from).collect();
+    assert_eq!(listed, exported);
+    Ok(())
+}
+
 #[test]
 fn the_page_of_rewriting_lists_every_rule_in_order() -> Result<()> {
     let source = read("opara-candle/plan/src/rewrite/rules/mod.rs")?;
