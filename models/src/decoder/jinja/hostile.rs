@@ -1,7 +1,5 @@
 //! Templates of strangers: what they could do to a server, and that they cannot.
 
-use std::time::{Duration, Instant};
-
 use minijinja::{Error, Value};
 
 use super::{budget, of_json, Jinja};
@@ -11,25 +9,13 @@ fn rendered(source: &str, names: Value) -> Result<String, Error> {
     Jinja::parse(source, now).and_then(|jinja| jinja.render(names))
 }
 
-/// How long a template takes at most, far more than the slowest does.
-fn longest() -> Duration {
-    Duration::from_secs(if cfg!(debug_assertions) { 100 } else { 10 })
-}
-
-/// What these templates may spend, as a part of what is allowed: all of it takes them a second or two each.
+/// What these templates may spend, as a part of what is allowed: all of it takes them a second or two each. One that spends nothing would
+/// run for days.
 const PART: u64 = 32;
 
 fn ends(source: &str) -> Result<String, Error> {
-    let start = Instant::now();
     let now = || chrono::DateTime::UNIX_EPOCH.naive_utc();
-    let told = Jinja::parse(source, now).and_then(|jinja| jinja.render_within(Value::UNDEFINED, budget::MOST / PART));
-    let shown: String = source.chars().take(200).collect();
-    if std::env::var_os("OPARA_SHOW").is_some() {
-        let what = told.as_ref().map(|text| text.len()).map_err(|error| format!("{error:#}"));
-        println!("{:>6} ms {shown:?} -> {what:?}", start.elapsed().as_millis());
-    }
-    assert!(start.elapsed() < longest(), "{shown}: {:?}", start.elapsed());
-    told
+    Jinja::parse(source, now).and_then(|jinja| jinja.render_within(Value::UNDEFINED, budget::MOST / PART))
 }
 
 fn is_refused(source: &str) {
@@ -343,20 +329,8 @@ fn a_long_conversation_is_written() {
         let names = serde_json::json!({"messages": messages, "tools": tools, "bos_token": "<s>", "add_generation_prompt": true});
         of_json(&Value::from_serialize(names))
     };
-    let start = Instant::now();
     let told = rendered(template, names(2000, 100)).expect("it is written");
     assert!(told.len() > 2000 * 1000 && told.contains("as a long text of the model's makers tells."), "{}", told.len());
-    assert!(start.elapsed() < longest());
-    if std::env::var_os("OPARA_SHOW").is_some() {
-        println!("2000 messages: {:?}", start.elapsed());
-        let jinja = Jinja::parse(template, || chrono::DateTime::UNIX_EPOCH.naive_utc()).expect("it is read");
-        let few = names(10, 2);
-        let start = Instant::now();
-        for _ in 0..100 {
-            jinja.render(few.clone()).expect("it is written");
-        }
-        println!("10 messages: {:?}", start.elapsed() / 100);
-    }
 }
 
 #[test]
