@@ -33,7 +33,7 @@ fn operand(value: Value, first: u64, dims: &[(u64, u64)]) -> Operand {
 }
 
 fn node(function: Function, operands: Vec<Operand>, len: u64) -> Node {
-    Node::new(Compute::Recorded(function), operands, Element::F32, len, 1)
+    Node::new(Compute::Recorded(function), operands, Element::F32, len)
 }
 
 fn numbers(len: u64, seed: f32) -> Result<Tensor> {
@@ -134,7 +134,7 @@ fn one_convolution_a_group_computes_the_same_as_one_of_all() -> Result<()> {
     }
     let concat = Compute::Concat { rows: 2, widths: vec![25; GROUPS as usize] };
     let operands = (0..GROUPS).map(whole).collect();
-    nodes.push(Node::new(concat, operands, Element::F32, 200, 4));
+    nodes.push(Node::new(concat, operands, Element::F32, 200));
     let graph = Graph {
         inputs: vec![input(200, false), input(36, true)],
         nodes,
@@ -315,7 +315,7 @@ fn products_beside_each_other_compute_the_same_as_one() -> Result<()> {
         node(Function::Binary("add".into()), vec![rows(1), operand(Value::Input(3), 0, &[(5, 0), (3, 1)])], 15),
     ];
     let compute = Compute::Concat { rows: 5, widths: vec![3, 3] };
-    nodes.push(Node::new(compute, vec![rows(0), rows(2)], Element::F32, 30, 2));
+    nodes.push(Node::new(compute, vec![rows(0), rows(2)], Element::F32, 30));
     let inputs = vec![input(40, false), input(24, true), input(24, true), input(3, true)];
     let graph = Graph { inputs, nodes, outputs: vec![Output { value: Value::Node(3), buffer: 9 }] };
     let inputs = [numbers(40, 0.7)?, numbers(24, 1.3)?, numbers(24, 0.6)?, numbers(3, 0.9)?];

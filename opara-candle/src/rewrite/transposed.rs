@@ -187,7 +187,7 @@ mod tests {
         let inputs = vec![input(x.len(), false), input(weight.len(), true), input(out, true)];
         let node = |function, operands| {
             let compute = Compute::Recorded(function);
-            Node::new(compute, operands, element, len, 1)
+            Node::new(compute, operands, element, len)
         };
         let sum = vec![operand(Value::Node(0), &[len]), bias];
         let nodes = vec![node(function, vec![x, weight]), node(Function::Binary("add".into()), sum)];

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Window};
 
+/// Rows of which one launch computes all of a gated unit.
+const FEW: u64 = 8;
+
 /// The computation of a run of ops.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Graph {
@@ -95,8 +98,6 @@ pub struct Node {
     pub element: Element,
     /// How many there are.
     pub len: u64,
-    /// The recorded launches that it stands for.
-    pub launches: usize,
     /// How its products of f32 are computed, if the library computes them.
     pub precision: ProductPrecision,
 }
@@ -115,8 +116,28 @@ pub enum ProductPrecision {
 
 impl Node {
     /// A node whose products, if it has any, are computed in the fastest way.
-    pub fn new(compute: Compute, operands: Vec<Operand>, element: Element, len: u64, launches: usize) -> Self {
-        Self { compute, operands, element, len, launches, precision: ProductPrecision::Fastest }
+    pub fn new(compute: Compute, operands: Vec<Operand>, element: Element, len: u64) -> Self {
+        Self { compute, operands, element, len, precision: ProductPrecision::Fastest }
+    }
+
+    /// The nodes that it reads, once for each operand.
+    pub fn read(&self) -> impl Iterator<Item = usize> + '_ {
+        self.operands.iter().filter_map(|operand| match operand.value {
+            Value::Node(of) => Some(of),
+            Value::Input(_) => None,
+        })
+    }
+
+    /// How many launches compute it, if it does not come with another node. Where a device needs several for an operator, that is not
+    /// known here.
+    pub fn launches(&self) -> usize {
+        match self.compute {
+            // A copy for each part.
+            Compute::Concat { .. } => self.operands.len(),
+            // Of many rows, what follows the product is a launch of its own.
+            Compute::Gated { .. } if self.operands[0].dims[0].len > FEW => 2,
+            _ => 1,
+        }
     }
 
     /// The other nodes whose values come with its own.
@@ -365,11 +386,7 @@ impl Graph {
         let mut users = vec![Vec::new(); self.nodes.len()];
         let is_live = self.live();
         for (at, node) in self.nodes.iter().enumerate().filter(|(at, _)| is_live[*at]) {
-            for operand in &node.operands {
-                if let Value::Node(of) = operand.value {
-                    users[of].push(at);
-                }
-            }
+            node.read().for_each(|of| users[of].push(at));
         }
         for output in &self.outputs {
             if let Value::Node(of) = output.value {
@@ -387,15 +404,14 @@ impl Graph {
     /// For each node, whether one of these values is its own, or depends on it.
     pub fn needed_for(&self, values: impl IntoIterator<Item = Value>) -> Vec<bool> {
         let mut needed = vec![false; self.nodes.len()];
-        let mark = |needed: &mut [bool], value| {
+        for value in values {
             if let Value::Node(of) = value {
                 needed[of] = true;
             }
-        };
-        values.into_iter().for_each(|value| mark(&mut needed, value));
+        }
         for at in (0..self.nodes.len()).rev() {
             if needed[at] {
-                self.nodes[at].operands.iter().for_each(|operand| mark(&mut needed, operand.value));
+                self.nodes[at].read().for_each(|of| needed[of] = true);
             }
         }
         needed

@@ -227,7 +227,7 @@ impl Growing<'_> {
         for (at, (node, other)) in graph.nodes.iter().zip(&longer.nodes).enumerate() {
             let common = match self.appended.contains_key(&at) || !self.pairs.live[at] {
                 // Nothing reads it in the common graph.
-                true => Node::new(Compute::Concat { rows: 1, widths: Vec::new() }, Vec::new(), node.element, 0, 0),
+                true => Node::new(Compute::Concat { rows: 1, widths: Vec::new() }, Vec::new(), node.element, 0),
                 false => self.common(at, node, other)?,
             };
             self.growth.graph.nodes.push(common);

@@ -199,7 +199,7 @@ impl<'a> Run<'a> {
             last => {
                 operands.extend(last);
                 let compute = Compute::Recorded(meaning.function.clone());
-                let value = self.push(Node::new(compute, operands, element, len, 1));
+                let value = self.push(Node::new(compute, operands, element, len));
                 if is_all && !is_memory {
                     return self.set(to.buffer, State::Whole(value));
                 }
@@ -282,7 +282,7 @@ impl<'a> Run<'a> {
             Some(State::Zeros(_)) => {
                 let len = bytes / element.bytes();
                 let compute = Compute::Recorded(Function::Zeros);
-                let node = Node::new(compute, Vec::new(), element, len, 1);
+                let node = Node::new(compute, Vec::new(), element, len);
                 return Some(self.push(node));
             }
             Some(State::Parts(_, parts)) => {
@@ -408,5 +408,5 @@ fn concat(parts: &[Part], bytes: u64) -> Option<Node> {
         return None;
     }
     let operands = parts.iter().map(|part| part.operand.clone()).collect();
-    Some(Node::new(Compute::Concat { rows, widths }, operands, element, len, parts.len()))
+    Some(Node::new(Compute::Concat { rows, widths }, operands, element, len))
 }

@@ -7,9 +7,9 @@ pub(super) fn all(value: Value, len: u64) -> Operand {
 }
 
 pub(super) fn concat(parts: Vec<Operand>, rows: u64, widths: &[u64]) -> Node {
-    let (launches, len) = (parts.len(), rows * widths.iter().sum::<u64>());
+    let len = rows * widths.iter().sum::<u64>();
     let compute = Compute::Concat { rows, widths: widths.to_vec() };
-    Node::new(compute, parts, Element::F32, len, launches)
+    Node::new(compute, parts, Element::F32, len)
 }
 
 /// Convolutions of each of 6 channels of two images of 7 x 5 by itself, with a row of zeros below and a column of them on either side,

@@ -1,68 +1,59 @@
-//! Attention written as two products and a softmax.
+//! Attention written as two products and a softmax, and the softmax written as maximum, difference, exponential, sum and quotient.
 
-use super::attention_in_f32::Converted;
+use super::attention_in_f32::{self, find_before_conversion};
+use super::found::Found;
+use super::pattern::{pattern, Pattern};
+use super::rule::{rule, Rule};
 use super::views::behind;
-use super::{Facts, Replacement};
+use super::{copied_heads, grouped_heads};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Element, Function};
 
+pub(super) const RULES: [Rule; 5] = [
+    // e / rowsum(e), e = exp(x - rowmax(x)) -> softmax(x)
+    rule!("softmax": div(e = exp(sub(x, per_row(row_max(x)))), per_row(row_sum(e))) => join_softmax),
+    // softmax(s * q @ k^T + m) @ v -> one launch that stores no scores
+    rule!("attention": matmul(p = softmax({ SCORES }), v) => join_attention),
+    // cast16(attention(f32(q), f32(k), f32(v))) -> attention(q, k, v)
+    rule!("attention-in-f32": copy(y = attention()) => attention_in_f32::read_16_bits),
+    // attention(q, repeat(k, n), repeat(v, n)) -> attention(q, k, v)
+    rule!("grouped-heads": attention() => grouped_heads::share_heads),
+    // attention(copy(q), copy(k), copy(v), m) -> attention(q, k, v, m), read by strides
+    rule!("copied-heads": attention() => copied_heads::read_in_place),
+];
+
+/// Scores, which may be scaled, and masked.
+const SCORES: Pattern = pattern!(either(add({ SCALED }, added), masked(untyped(hidden), { SCALED }), { SCALED }));
+
+const SCALED: Pattern = pattern!(either(scaled = times(matmul(q, k)), matmul(q, k)));
+
+fn join_softmax(found: &Found) -> Option<Node> {
+    let x = found.operand("x").filter(|x| x.is_run_of(found.root().len))?;
+    Some(found.replace_by(Compute::Recorded(Function::Softmax(found.columns()?)), vec![x.clone()]))
+}
+
 /// Rejoins products, scale, mask and softmax where there is a kernel for heads of that size.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
-    let product = facts.node(at);
-    let (Function::Matmul, [p, v]) = (facts.recorded(at)?, &product.operands[..]) else { return None };
-    let [heads, queries, keys] = p.dims[..] else { return None };
-    let [_, _, size] = v.dims[..] else { return None };
-    let len = heads.len * queries.len * keys.len;
-    let mut launches = product.launches;
-    // The node that is an operand, if that alone reads it and all of it.
-    let mut only = |operand: &Operand| {
-        let of = facts.only(operand)?;
-        let node = facts.node(of);
-        launches += node.launches;
-        (node.len == len && node.element == product.element && operand.len() == len).then_some(of)
-    };
-    let softmax = only(p)?;
-    if *facts.recorded(softmax)? != Function::Softmax(keys.len) {
+fn join_attention(found: &Found) -> Option<Node> {
+    let (facts, product) = (found.facts, found.root());
+    let (p, v) = (found.operand("p")?, found.operand("v")?);
+    let ([heads, queries, keys], [_, _, size]) = (&p.dims[..], &v.dims[..]) else { return None };
+    if found.node("p")?.compute != Compute::Recorded(Function::Softmax(keys.len)) {
         return None;
     }
-    let mut scores = only(&facts.node(softmax).operands[0])?;
-    let (mut added, mut hidden) = (None, None);
-    if let Some([of, mask]) = facts.binary(scores, "add") {
-        added = Some(mask);
-        scores = only(of)?;
-    } else if let Some([mask, of]) = facts.masked(scores) {
-        hidden = Some(mask);
-        scores = only(of)?;
-    }
-    let mut scale = 1.;
-    if let Function::Affine(factor, 0.) = *facts.recorded(scores)? {
-        scale = factor;
-        scores = only(&facts.node(scores).operands[0])?;
-    }
-    let (Function::Matmul, [q, k]) = (facts.recorded(scores)?, &facts.node(scores).operands[..]) else { return None };
     // Some models scale queries or keys.
-    let [(q, of_q), (k, of_k)] = [q, k].map(|operand| match unscaled(facts, operand) {
-        Some(Unscaled { operand, factor, at }) => {
-            launches += facts.node(at).launches;
-            (operand, factor)
-        }
-        None => (operand.clone(), 1.),
-    });
-    scale *= of_q * of_k;
-    let (q, k) = (&q, &k);
+    let ((q, of_q), (k, of_k)) = (find_unscaled(found, "q")?, find_unscaled(found, "k")?);
+    let scale = found.affine("scaled").map_or(1., |[factor, _]| factor) * (of_q * of_k);
     let ([of_heads, of_queries, inner], [_, of_inner, of_keys]) = (&q.dims[..], &k.dims[..]) else { return None };
+    let (added, hidden) = (found.operand("added"), found.operand("hidden"));
     let fits = (of_heads.len, of_queries.len, of_keys.len) == (heads.len, queries.len, keys.len)
         && inner.len == size.len
         && scale.is_normal()
         && (has_kernel(product.element, size.len)
             || queries.len == 1 && hidden.is_none() && has_kernel_of_one(size.len)
-            || has_kernel(Element::F16, size.len) && Converted::of(facts, at, [q, k, v]).is_some())
-        && facts.have_type_of(product, [q, k, v].into_iter().chain(added));
+            || has_kernel(Element::F16, size.len) && find_before_conversion(facts, found.at, [&q, &k, v]).is_some());
     let k = Operand { dims: vec![k.dims[0], *of_keys, *of_inner], ..k.clone() };
-    let operands = [q.clone(), k, v.clone()].into_iter().chain(added.or(hidden).cloned()).collect();
-    let saved = launches - product.launches;
-    let compute = Compute::Attention { scale, in_f32: false };
-    fits.then(|| Replacement { node: Node { compute, operands, launches, ..product.clone() }, saved })
+    let operands = [q, k, v.clone()].into_iter().chain(added.or(hidden).cloned()).collect();
+    fits.then(|| found.replace_by(Compute::Attention { scale, in_f32: false }, operands))
 }
 
 /// Whether there is a kernel for heads of this size.
@@ -78,21 +69,16 @@ fn has_kernel_of_one(size: u64) -> bool {
     size <= 256 && size.is_multiple_of(8)
 }
 
-/// An operand that is multiplied by a factor.
-struct Unscaled {
-    operand: Operand,
-    factor: f32,
-    /// The node that multiplies it.
-    at: usize,
-}
-
-/// The operand without its factor, if nothing else reads the product.
-fn unscaled(facts: &Facts, operand: &Operand) -> Option<Unscaled> {
-    let (Value::Node(at), 0) = (operand.value, operand.first) else { return None };
-    let (Function::Affine(factor, 0.), [from]) = (facts.recorded(at)?, &facts.node(at).operands[..]) else {
-        return None;
+/// The operand of this name without the factor that it is multiplied by, if nothing else reads that product; and the factor.
+fn find_unscaled(found: &Found, name: &str) -> Option<(Operand, f32)> {
+    let (facts, operand) = (found.facts, found.operand(name)?);
+    let before = || {
+        let (Value::Node(at), 0) = (operand.value, operand.first) else { return None };
+        let (Function::Affine(factor, 0.), [from]) = (facts.recorded(at)?, &facts.node(at).operands[..]) else {
+            return None;
+        };
+        let fits = facts.users[at].len() == 1 && facts.have_type_of(facts.node(at), [from]);
+        behind(operand, from).filter(|_| fits).map(|before| (before, *factor))
     };
-    let before = behind(operand, from)?;
-    let fits = facts.users[at].len() == 1 && facts.have_type_of(facts.node(at), [from]);
-    fits.then_some(Unscaled { operand: before, factor: *factor, at })
+    Some(before().unwrap_or_else(|| (operand.clone(), 1.)))
 }

@@ -1,40 +1,74 @@
 //! Queries of rules about a graph.
 
-use crate::rewrite::graph::{Compute, Graph, Node, Operand, Value};
+use crate::rewrite::graph::{Compute, Graph, Node, Operand, Step, Value};
 use crate::trace::{Element, Function};
 
-/// An activation of a node that nothing else reads.
-pub(super) struct Activated {
-    /// Its name in the catalogue.
-    pub name: String,
-    /// The node.
-    pub of: usize,
-    /// The launches of the activation.
-    pub launches: usize,
-}
-
 /// A graph while a rule is applied to it, and what was known of it before: a rule leaves that true.
-pub struct Facts<'a> {
+pub(super) struct Facts<'a> {
     /// The graph.
     pub graph: &'a mut Graph,
     /// For each node, those that read it ([`Graph::users`]).
     pub users: Vec<Vec<usize>>,
     /// For each node, whether it depends on constants alone.
     constant: Vec<bool>,
-    /// For each node, whether an output depends on it.
-    pub live: Vec<bool>,
+    /// For each node, how often it is read now.
+    reads: Vec<usize>,
+    /// For each node, whether its value comes with that of another one.
+    given: Vec<bool>,
 }
 
 impl<'a> Facts<'a> {
     /// Of a graph.
     pub fn of(graph: &'a mut Graph) -> Self {
-        let (users, constant, live) = (graph.users(), graph.constant(), graph.live());
-        Self { graph, users, constant, live }
+        let (users, constant) = (graph.users(), graph.constant());
+        let reads = users.iter().map(Vec::len).collect();
+        let mut given = vec![false; graph.nodes.len()];
+        graph.nodes.iter().flat_map(Node::given_beside).for_each(|&at| given[at] = true);
+        Self { graph, users, constant, reads, given }
+    }
+
+    /// Puts a node in the place of another one. The launches that are fewer for it.
+    pub fn replace(&mut self, at: usize, node: Node) -> usize {
+        let mut removed = self.launches(at);
+        for &other in node.given_beside() {
+            removed += self.launches(other);
+            self.given[other] = true;
+        }
+        node.read().for_each(|of| self.reads[of] += 1);
+        let old = std::mem::replace(&mut self.graph.nodes[at], node);
+        let mut unread: Vec<usize> = old.read().collect();
+        while let Some(of) = unread.pop() {
+            self.reads[of] -= 1;
+            if !self.is_live(of) {
+                removed += self.launches(of);
+                unread.extend(self.node(of).read());
+            }
+        }
+        removed.saturating_sub(self.launches(at))
+    }
+
+    /// How many launches compute a node's own value.
+    fn launches(&self, at: usize) -> usize {
+        if self.given[at] {
+            0
+        } else {
+            self.node(at).launches()
+        }
     }
 
     /// A node.
     pub fn node(&self, at: usize) -> &Node {
         &self.graph.nodes[at]
+    }
+
+    /// Whether an output depends on a node.
+    pub fn is_live(&self, at: usize) -> bool {
+        self.reads[at] > 0
+    }
+
+    /// Whether a node's value comes with that of another one.
+    pub fn is_given(&self, at: usize) -> bool {
+        self.given[at]
     }
 
     /// Whether an operand depends on constants alone.
@@ -58,6 +92,15 @@ impl<'a> Facts<'a> {
         self.whole(operand).filter(|&of| self.users[of].len() == 1)
     }
 
+    /// The one node that reads a node, and nothing else does.
+    pub fn reader(&self, at: usize) -> Option<usize> {
+        match self.users[at][..] {
+            // An output is no node.
+            [reader] if reader < self.graph.nodes.len() => Some(reader),
+            _ => None,
+        }
+    }
+
     /// The recorded function of a node.
     pub fn recorded(&self, at: usize) -> Option<&Function> {
         match &self.node(at).compute {
@@ -67,7 +110,7 @@ impl<'a> Facts<'a> {
     }
 
     /// The number that all elements of an operand are copies of, before it was converted to other types.
-    pub(super) fn fill(&self, operand: &Operand) -> Option<f64> {
+    pub fn fill(&self, operand: &Operand) -> Option<f64> {
         let mut operand = operand;
         loop {
             let Value::Node(of) = operand.value else { return None };
@@ -80,47 +123,49 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// The operands of a recorded function of two operands with this name.
-    pub fn binary(&self, at: usize, name: &str) -> Option<[&Operand; 2]> {
-        match (self.recorded(at)?, &self.node(at).operands[..]) {
-            (Function::Binary(of), [a, b]) if of == name => Some([a, b]),
-            _ => None,
-        }
-    }
-
-    /// The mask and the other operand of a function that puts minus infinity where the mask, integers of 8 bits, is not 0.
-    pub fn masked(&self, at: usize) -> Option<[&Operand; 2]> {
+    /// Whether a node is of a kind that formulas name: a function by its name in the catalogue, or one of these.
+    pub fn is_of(&self, at: usize, kind: &str) -> bool {
         let node = self.node(at);
-        let (Function::MaskedFill(bits), [mask, of]) = (self.recorded(at)?, &node.operands[..]) else { return None };
-        let hides = node.element.number(*bits) == Some(f64::NEG_INFINITY);
-        (hides && self.graph.element(mask.value) == Element::U8).then_some([mask, of])
-    }
-
-    /// The operand of a recorded function of one operand with this name.
-    pub fn unary(&self, at: usize, name: &str) -> Option<&Operand> {
-        match (self.recorded(at)?, &self.node(at).operands[..]) {
-            (Function::Unary(of), [a]) if of == name => Some(a),
-            _ => None,
+        let function = match (kind, &node.compute) {
+            ("any", _)
+            | ("attention", Compute::Attention { .. })
+            | ("concat", Compute::Concat { .. })
+            | ("convolution", Compute::FusedConvolution(_))
+            | ("group_norm", Compute::GroupNorm { .. })
+            | ("norm", Compute::RowNorm { .. })
+            | ("product", Compute::Linear { activation: None })
+            | ("transposed", Compute::TransposedConvolution { .. }) => return true,
+            (_, Compute::Recorded(function)) => function,
+            _ => return false,
+        };
+        match (kind, function) {
+            (_, Function::Unary(name) | Function::Binary(name)) if name == kind => true,
+            ("step", Function::Binary(name)) => Step::of(name).is_some(),
+            ("mean", &Function::Affine(factor, 0.)) => self.is_mean(node, factor),
+            ("masked", &Function::MaskedFill(bits)) => self.hides(node, bits),
+            ("copy", Function::Copy)
+            | ("matmul" | "product", Function::Matmul)
+            | ("norm", Function::LayerNorm(..) | Function::RmsNorm(..))
+            | ("plus", Function::Affine(1., _))
+            | ("row_max", Function::RowMax(_))
+            | ("row_sum", Function::RowSum(_))
+            | ("softmax", Function::Softmax(_))
+            | ("times", Function::Affine(_, 0.))
+            | ("unary", Function::Unary(_)) => true,
+            _ => false,
         }
     }
 
-    /// The activation that a node is, and its operand, if both have one type: a recorded function, or `x * sigmoid(x)`.
-    pub(super) fn activation(&self, at: usize) -> Option<Activated> {
-        let launches = self.node(at).launches;
-        let found = match (self.recorded(at)?, &self.node(at).operands[..]) {
-            (Function::Unary(name), [x]) => Activated { name: name.clone(), of: self.only(x)?, launches },
-            (Function::Binary(name), [a, b]) if name == "mul" => {
-                [(a, b), (b, a)].into_iter().find_map(|(x, gate)| {
-                    let (of, gate) = (self.whole(x)?, self.only(gate)?);
-                    let fits = self.unary(gate, "sigmoid")? == x
-                        && self.users[of].len() == 2
-                        && self.node(gate).element == self.node(at).element;
-                    let launches = launches + self.node(gate).launches;
-                    fits.then(|| Activated { name: "silu".into(), of, launches })
-                })?
-            }
-            _ => return None,
-        };
-        (self.node(found.of).element == self.node(at).element).then_some(found)
+    /// Whether a factor makes means of the sums that a node multiplies with it.
+    fn is_mean(&self, node: &Node, factor: f32) -> bool {
+        let [Operand { value: Value::Node(sum), .. }] = node.operands[..] else { return false };
+        let Some(&Function::RowSum(columns)) = self.recorded(sum) else { return false };
+        columns > 0 && (f64::from(factor) * columns as f64 - 1.).abs() < 1e-6
+    }
+
+    /// Whether a node puts minus infinity, these bits, where integers of 8 bits are not 0.
+    fn hides(&self, node: &Node, bits: u64) -> bool {
+        let is_mask = node.operands.first().is_some_and(|mask| self.graph.element(mask.value) == Element::U8);
+        is_mask && node.element.number(bits) == Some(f64::NEG_INFINITY)
     }
 }

@@ -1,19 +1,12 @@
 //! Grouped convolutions, which candle runs as one convolution a group.
 
-use super::{Facts, Replacement};
+use super::found::Found;
 use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Value};
 use crate::trace::{Dim, Function, Window};
 
 /// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
-    let node = joined(facts, at)?;
-    let saved = node.launches - 1;
-    Some(Replacement { node, saved })
-}
-
-/// The one convolution that this concatenation is.
-fn joined(facts: &Facts, at: usize) -> Option<Node> {
-    let concat = facts.node(at);
+pub(super) fn join_groups(found: &Found) -> Option<Node> {
+    let (facts, concat) = (found.facts, found.root());
     let Compute::Concat { rows, .. } = concat.compute else { return None };
     let groups = concat.operands.len() as u64;
     let part = |operand: &Operand| {
@@ -49,6 +42,5 @@ fn joined(facts: &Facts, at: usize) -> Option<Node> {
     let x = Operand { dims: vec![images, all, h, w], ..x.clone() };
     let weight = Operand { dims: vec![Dim { len: weights * groups, stride: 1 }], ..weight.clone() };
     let compute = Compute::FusedConvolution(Convolution::new(Window { groups, ..square }));
-    let launches = concat.launches + parts.iter().map(|(node, _)| node.launches).sum::<usize>();
-    Some(Node::new(compute, vec![x, weight], concat.element, concat.len, launches))
+    Some(found.replace_by(compute, vec![x, weight]))
 }

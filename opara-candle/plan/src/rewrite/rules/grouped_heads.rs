@@ -1,32 +1,27 @@
 //! Keys and values that several heads of queries share, which models repeat for each of them.
 
-use hashbrown::HashSet;
-
+use super::facts::Facts;
+use super::found::Found;
 use super::views::through;
-use super::{Facts, Replacement};
 use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Lets attention read keys and values that were repeated for each head where they came from.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
-    let node = facts.node(at);
+pub(super) fn share_heads(found: &Found) -> Option<Node> {
+    let (facts, node) = (found.facts, found.root());
     let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
-    let (keys, values) = (Shared::of(facts, at, k)?, Shared::of(facts, at, v)?);
+    let (keys, values) = (find_shared(facts, k)?, find_shared(facts, v)?);
     // Where the items of a batch do not continue each other, all have a dimension for them.
-    let batch = [&keys, &values]
-        .into_iter()
-        .find_map(|shared| (shared.operand.dims.len() == 4).then_some(shared.operand.dims[0].len));
+    let batch = [&keys, &values].into_iter().find_map(|shared| (shared.dims.len() == 4).then_some(shared.dims[0].len));
     let [q, k, v] = match batch {
-        Some(batch) => [in_batch(q, batch)?, in_batch(&keys.operand, batch)?, in_batch(&values.operand, batch)?],
-        None => [q.clone(), keys.operand, values.operand],
+        Some(batch) => [in_batch(q, batch)?, in_batch(&keys, batch)?, in_batch(&values, batch)?],
+        None => [q.clone(), keys, values],
     };
     if k.dims[..k.dims.len() - 2].iter().zip(&v.dims).any(|(a, b)| a.len != b.len) {
         return None;
     }
-    let copies: HashSet<usize> = keys.copies.into_iter().chain(values.copies).collect();
-    let saved = copies.into_iter().map(|copy| facts.node(copy).launches).sum();
     let operands = [q, k, v].into_iter().chain(mask.iter().cloned()).collect();
-    Some(Replacement { node: Node { operands, launches: node.launches + saved, ..node.clone() }, saved })
+    Some(found.replace_by(node.compute.clone(), operands))
 }
 
 /// Heads as those of each of so many items.
@@ -43,32 +38,20 @@ fn dims_over(dims: &[Dim], shape: &[u64]) -> Option<Vec<Dim>> {
     Some(shape.iter().zip(strides).map(|(&len, stride)| Dim { len, stride }).collect())
 }
 
-/// Heads, `(heads, tokens, size)` or `(batch, heads, tokens, size)`, each for several heads of queries.
-struct Shared {
-    operand: Operand,
-    /// The nodes that repeat them and that nothing else reads.
-    copies: Vec<usize>,
-}
-
-impl Shared {
-    /// The heads that an operand of attention repeats.
-    fn of(facts: &Facts, at: usize, heads: &Operand) -> Option<Self> {
-        let mut reader = Some(at);
-        let (mut value, mut first) = (heads.value, heads.first);
-        let mut dims: Vec<Vec<Dim>> = heads.dims.iter().map(|&dim| vec![dim]).collect();
-        let (mut found, mut copies) = (None, Vec::new());
-        while let (Value::Node(copy), 0) = (value, first) {
-            let Some((from, inner)) = repeated(facts, copy) else { break };
-            let Some(next) = through(&dims, &inner).and_then(|next| through(&next, &from.dims)) else { break };
-            reader = reader.filter(|&reader| facts.users[copy].iter().all(|&user| user == reader)).map(|_| copy);
-            copies.extend(reader);
-            (value, first, dims) = (from.value, from.first, next);
-            if let Some(dims) = once(&dims, heads.dims[1].len, heads.dims[2].len) {
-                found = Some(Self { operand: Operand { value, first, dims }, copies: copies.clone() });
-            }
+/// The heads, `(heads, tokens, size)` or `(batch, heads, tokens, size)`, that an operand of attention repeats for several heads of queries.
+fn find_shared(facts: &Facts, heads: &Operand) -> Option<Operand> {
+    let (mut value, mut first) = (heads.value, heads.first);
+    let mut dims: Vec<Vec<Dim>> = heads.dims.iter().map(|&dim| vec![dim]).collect();
+    let mut found = None;
+    while let (Value::Node(copy), 0) = (value, first) {
+        let Some((from, inner)) = repeated(facts, copy) else { break };
+        let Some(next) = through(&dims, &inner).and_then(|next| through(&next, &from.dims)) else { break };
+        (value, first, dims) = (from.value, from.first, next);
+        if let Some(dims) = once(&dims, heads.dims[1].len, heads.dims[2].len) {
+            found = Some(Operand { value, first, dims });
         }
-        found
     }
+    found
 }
 
 /// The source of a copy, or of a concatenation of one operand with itself; and the dimensions of that view over the source's elements.

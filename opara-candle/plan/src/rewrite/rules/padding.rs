@@ -1,45 +1,64 @@
 //! Copies of a number around an image, which candle copies together with it before it convolves or pools them.
 
-use super::{Facts, Replacement};
+use super::facts::Facts;
+use super::found::Found;
 use crate::rewrite::graph::{Compute, Node, Operand};
-use crate::trace::Dim;
+use crate::trace::{Dim, Function, Window};
 
 /// Lets the zeros that a convolution's operand was put between be the convolution's padding.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
-    let node = facts.node(at);
+pub(super) fn take_padding(found: &Found) -> Option<Node> {
+    let node = found.root();
     let Compute::FusedConvolution(of) = &node.compute else { return None };
     let (x, others) = node.operands.split_first()?;
-    let image = unpadded(facts, x, |number| number == 0.)?;
+    let Unpadded { inner, before, after } = unpadded(found.facts, x, |number| number == 0.)?;
     let mut of = of.clone();
     for axis in [0, 1] {
-        of.window.padding[axis] += image.before[axis];
-        of.end[axis] += image.after[axis];
+        of.window.padding[axis] += before[axis];
+        of.end[axis] += after[axis];
     }
-    let operands = std::iter::once(image.inner).chain(others.iter().cloned()).collect();
-    let compute = Compute::FusedConvolution(of);
-    let (saved, launches) = (image.saved, node.launches + image.saved);
-    Some(Replacement { node: Node { compute, operands, launches, ..node.clone() }, saved })
+    Some(found.replace_by(Compute::FusedConvolution(of), [&[inner], others].concat()))
+}
+
+/// Folds padding of minus infinity into a max pool, and padding of zeros into a mean pool, which counts every element of a window.
+///
+/// Minus infinity or the smallest finite number is never a maximum beside an element of the image: a window has one, since the
+/// padding is narrower than it. With the smallest finite number only images of minus infinity would tell.
+pub(super) fn pad_pool(found: &Found) -> Option<Node> {
+    let node = found.root();
+    let (window, is_max) = match *found.facts.recorded(found.at)? {
+        Function::MaxPool(window) => (window, true),
+        Function::MeanPool(window) => (window, false),
+        _ => return None,
+    };
+    let [x] = &node.operands[..] else { return None };
+    let lowest = node.element.number(node.element.lowest()?)?;
+    let is_padding = |number| if is_max { number <= lowest } else { number == 0. };
+    let Unpadded { inner, before, after } = unpadded(found.facts, x, is_padding)?;
+    // The library's pools have square windows.
+    let [kernel, other] = window.kernel;
+    let is_square = kernel == other && window.stride[0] == window.stride[1];
+    let is_plain = window.padding == [0; 2] && window.dilation == [1; 2];
+    let is_narrow = before.iter().chain(&after).all(|&lines| lines < kernel);
+    if !is_square || !is_plain || !is_narrow || !found.facts.have_type_of(node, [&inner]) {
+        return None;
+    }
+    let compute = Compute::Pool { window: Window { padding: before, ..window }, end: after, is_max };
+    Some(found.replace_by(compute, vec![inner]))
 }
 
 /// Images, `(images, channels, h, w)`, that were put between copies of a number. Pairs are rows and columns.
-pub(super) struct Unpadded {
-    pub inner: Operand,
+struct Unpadded {
+    inner: Operand,
     /// Rows above, and columns to the left.
-    pub before: [u64; 2],
+    before: [u64; 2],
     /// Rows below, and columns to the right.
-    pub after: [u64; 2],
-    /// The launches that copied them together, of those that nothing else reads.
-    pub saved: usize,
+    after: [u64; 2],
 }
 
 /// The images without their padding of numbers like these.
-pub(super) fn unpadded(facts: &Facts, x: &Operand, is_padding: impl Fn(f64) -> bool) -> Option<Unpadded> {
-    let mut image = Unpadded { inner: x.clone(), before: [0; 2], after: [0; 2], saved: 0 };
-    // The nodes in between go if nothing else reads them.
-    let mut goes = true;
-    while let Some(Step { inner, concat, axis, before, after }) = step(facts, &image.inner, &is_padding) {
-        goes &= facts.users[concat].len() == 1;
-        image.saved += if goes { facts.node(concat).launches } else { 0 };
+fn unpadded(facts: &Facts, x: &Operand, is_padding: impl Fn(f64) -> bool) -> Option<Unpadded> {
+    let mut image = Unpadded { inner: x.clone(), before: [0; 2], after: [0; 2] };
+    while let Some(Step { inner, axis, before, after }) = step(facts, &image.inner, &is_padding) {
         image.before[axis] += before;
         image.after[axis] += after;
         image.inner = inner;
@@ -50,8 +69,6 @@ pub(super) fn unpadded(facts: &Facts, x: &Operand, is_padding: impl Fn(f64) -> b
 /// Images between numbers along one dimension.
 struct Step {
     inner: Operand,
-    /// The node that they are with the numbers.
-    concat: usize,
     /// Side of the padding: 0 above and below, 1 left and right.
     axis: usize,
     /// Rows or columns of them.
@@ -61,8 +78,7 @@ struct Step {
 
 fn step(facts: &Facts, x: &Operand, is_padding: &impl Fn(f64) -> bool) -> Option<Step> {
     let [images, channels, h, w] = x.dims[..] else { return None };
-    let concat = facts.whole(x)?;
-    let node = facts.node(concat);
+    let node = facts.node(facts.whole(x)?);
     let Compute::Concat { rows, widths } = &node.compute else { return None };
     let is_around = |part: &Operand| facts.fill(part).is_some_and(is_padding);
     let at = node.operands.iter().position(|part| !is_around(part))?;
@@ -88,5 +104,5 @@ fn step(facts: &Facts, x: &Operand, is_padding: &impl Fn(f64) -> bool) -> Option
     lens[2 + axis] -= before + after;
     let strides = [lens[1] * lens[2] * lens[3], lens[2] * lens[3], lens[3], 1];
     let dims = lens.into_iter().zip(strides).map(|(len, stride)| Dim { len, stride }).collect();
-    Some(Step { inner: Operand { dims, ..inner.clone() }, concat, axis, before, after })
+    Some(Step { inner: Operand { dims, ..inner.clone() }, axis, before, after })
 }

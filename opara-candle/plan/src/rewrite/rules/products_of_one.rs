@@ -1,41 +1,34 @@
 //! Products of one operand whose columns are heads, such as queries, keys and values of models that compute them apart.
 
+use super::facts::Facts;
+use super::found::Found;
 use super::product::Product;
-use super::{Facts, Replacement};
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
-/// Lets the first of several products of one operand be a product with all their weights, of which each is a view. Whatever reads them
-/// has to take rows that do not follow one another: attention, or a copy into another order.
-pub(super) fn at(facts: &Facts, at: usize) -> Option<Replacement> {
-    let is_taken = |of| is_taken(facts, of);
+/// The first of several products of one operand as a product with all their weights, of which each is a view. Whatever reads them has to
+/// take rows that do not follow one another: attention, or a copy into another order.
+pub(super) fn join_products(found: &Found) -> Option<Node> {
+    let (facts, at) = (found.facts, found.at);
     let (first, heads) = (Product::of(facts, at)?, Heads::of(facts, at)?);
-    let node = facts.node(at);
     let comes_before = |operand: &Operand| !matches!(operand.value, Value::Node(of) if of >= at);
-    let fits = |&of: &usize| {
-        let Some(product) = Product::of(facts, of).filter(|product| product.x == first.x) else { return false };
+    let fits = |of: usize| {
+        let product = Product::of(facts, of).filter(|product| product.x == first.x)?;
         let is_known = [&product.weight].into_iter().chain(&product.bias).all(comes_before);
-        is_known && facts.node(of).element == node.element && Heads::of(facts, of).as_ref() == Some(&heads)
+        let is_alike = facts.node(of).element == found.root().element && Heads::of(facts, of)? == heads;
+        (is_known && is_alike).then_some((of, product))
     };
-    let others: Vec<usize> = (at + 1..facts.graph.nodes.len()).filter(|&of| facts.live[of]).filter(fits).collect();
-    if others.is_empty() || is_taken(at) || others.iter().any(|&of| is_taken(of)) {
+    let live = (at + 1..facts.graph.nodes.len()).filter(|&of| facts.is_live(of));
+    let (others, products): (Vec<usize>, Vec<Product>) = live.filter_map(fits).unzip();
+    if others.is_empty() || others.iter().chain([&at]).any(|&of| facts.is_given(of)) {
         return None;
     }
-    let saved = others.len();
-    let products = [Some(first)].into_iter().chain(others.iter().map(|&of| Product::of(facts, of)));
-    let products = products.collect::<Option<Vec<_>>>()?;
+    let x = first.x.clone();
+    let products: Vec<Product> = [first].into_iter().chain(products).collect();
     let have_bias = products.iter().map(|product| product.bias.is_some()).collect();
-    let x = products[0].x.clone();
-    let weights = products.into_iter().flat_map(|product| std::iter::once(product.weight).chain(product.bias));
-    let operands = std::iter::once(x).chain(weights).collect();
+    let operands = [x].into_iter().chain(products.into_iter().flat_map(Product::vectors)).collect();
     let Heads { tokens, size } = heads;
-    let compute = Compute::ProductsOfOne { others, have_bias, tokens, size };
-    Some(Replacement { node: Node { compute, operands, ..node.clone() }, saved })
-}
-
-/// Whether a product comes with another one.
-pub(super) fn is_taken(facts: &Facts, at: usize) -> bool {
-    facts.graph.nodes.iter().any(|node| node.given_beside().contains(&at))
+    Some(found.replace_by(Compute::ProductsOfOne { others, have_bias, tokens, size }, operands))
 }
 
 /// How the rows and columns of a product are read.

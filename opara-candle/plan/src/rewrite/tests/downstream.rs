@@ -11,7 +11,7 @@ fn all(value: Value, len: u64) -> Operand {
 
 /// A function of one value of so many elements.
 fn of(value: Value, reads: u64, function: Function, len: u64) -> Node {
-    Node::new(Compute::Recorded(function), vec![all(value, reads)], F16, len, 1)
+    Node::new(Compute::Recorded(function), vec![all(value, reads)], F16, len)
 }
 
 fn unary(value: Value) -> Node {
@@ -23,7 +23,7 @@ fn sum(value: Value) -> Node {
 }
 
 fn added(one: Value, other: Value) -> Node {
-    Node::new(Compute::Recorded(binary("add")), vec![all(one, 1), all(other, 1)], F16, 1, 1)
+    Node::new(Compute::Recorded(binary("add")), vec![all(one, 1), all(other, 1)], F16, 1)
 }
 
 /// A graph of these nodes, of which the last is its output, of an input and a weight of many elements.
@@ -87,7 +87,6 @@ fn few_numbers_that_are_read_behind_the_last_value_of_many_are_not_told_there() 
         vec![all(X, MANY), Operand { dims: vec![Dim { len: MANY, stride: 0 }], ..all(N(0), 1) }],
         F16,
         MANY,
-        1,
     );
     let is_read_again = graph(vec![sum(X), scaled.clone(), sum(N(1)), added(N(2), N(0))]);
     assert_eq!(last_of_many(&is_read_again, MANY), [1]);

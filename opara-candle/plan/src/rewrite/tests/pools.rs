@@ -85,9 +85,9 @@ fn branches_and_pools_are_one_run_in_which_padding_is_no_copy() {
     assert_eq!((regions.len(), regions[0].ops.clone()), (1, 0..trace.ops.len()));
     let mut graph = regions[0].graph.clone();
     let applied: Vec<_> = apply(&mut graph, &[]).iter().map(|(name, of)| (*name, of.times, of.saved)).collect();
-    // Two copies for each side of the first pool, and three of the second.
+    // Two copies along each dimension of the first pool, three along those of the second, and a number at each of six edges, converted.
     let expected =
-        [("convolution", 3, 0), ("pool-padding", 2, 10), ("convolution-bias", 3, 3), ("convolution-activation", 3, 3)];
+        [("convolution", 3, 0), ("pool-padding", 2, 22), ("convolution-bias", 3, 3), ("convolution-activation", 3, 3)];
     assert_eq!(applied, expected);
     let live = graph.live();
     let nodes: Vec<&Node> =

@@ -48,7 +48,7 @@ impl Made {
     }
 
     fn of(&mut self, compute: Compute, operands: Vec<Operand>, len: u64) -> Value {
-        self.nodes.push(Node::new(compute, operands, self.element, len, 1));
+        self.nodes.push(Node::new(compute, operands, self.element, len));
         Value::Node(self.nodes.len() - 1)
     }
 
