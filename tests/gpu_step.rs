@@ -58,8 +58,8 @@ fn operators_in_place_write_only_their_target() -> anyhow::Result<()> {
         let written = op.accesses.iter().filter(|access| access.mode.writes());
         written.map(|access| (trace.buffers[access.buffer].role, access.mode, access.region.bytes())).collect()
     };
-    assert_eq!(written("opara_advance_u32"), [(Role::State(0), AccessMode::ReadWrite, 4)]);
-    assert_eq!(written("opara_write_rows_"), [(Role::State(1), AccessMode::ReadWrite, 120 * 3 * 4)]);
+    assert_eq!(written("opara_elementwise_advance_u32"), [(Role::State(0), AccessMode::ReadWrite, 4)]);
+    assert_eq!(written("opara_layout_write_rows_"), [(Role::State(1), AccessMode::ReadWrite, 120 * 3 * 4)]);
     assert_eq!(written("copy2d_f32"), [(Role::State(2), AccessMode::Write, 3 * 4)]);
     Ok(())
 }

@@ -35,18 +35,17 @@ macro_rules! gpu {
     }};
 }
 
-// An operator with kernels of its own is a folder here, and a line below:
+// An operator with kernels of its own is a folder here, and two lines below, in the list of modules and in `DECLARED`:
 //
 // - `mod.rs`: the public function. It records the operator, and falls back to candle's operators where no kernel runs,
-// - `cpu.rs`: the kernel for the CPU,
 // - `cuda.rs`: the operands that the GPU kernel takes, and their layouts,
-// - `launch.rs`: checks the operands against what the kernel accesses, and launches it; the only file here with
-//   `unsafe`,
-// - a `.cu` file: the kernel. The build finds it there; the file name is the module name. Headers are in
-//   `cuda/include`.
+// - `launch.rs`: declares the kernels (`kernels!`), and chooses variant and grid. Launches, memory effects and the checks of the
+//   kernels' code come from the declaration,
+// - a `.cu` file: the kernel. The build finds it there; the file name is the module name. Headers are in `cuda/include`. The word
+//   behind `opara_` in the kernel's name says what it does (`opara_plan::kernel_catalog`),
+// - `cpu.rs`, where the CPU has a kernel too.
 //
-// The table in `cuda/kernels` says what such a kernel reads and writes. Operators without kernels of their own are in
-// this file.
+// Operators without kernels of their own are in this file.
 mod activation;
 mod advance;
 mod argmax;
@@ -61,8 +60,6 @@ mod conv;
 mod double_binary;
 #[cfg(feature = "cuda")]
 mod double_conv;
-#[cfg(feature = "cuda")]
-pub(crate) mod effects;
 mod embedding;
 #[cfg(feature = "cuda")]
 mod error_totals;
@@ -137,6 +134,39 @@ use candle::{DType, Device, Result, Tensor};
 
 use crate::cpu::kernels;
 use crate::cpu::record::apply;
+#[cfg(feature = "cuda")]
+use crate::cuda::driver::kernels::declared::Declared;
+
+/// The declarations of this library's kernels, except generated ones.
+#[cfg(feature = "cuda")]
+pub(crate) const DECLARED: &[&[Declared]] = &[
+    activation::launch::DECLARED,
+    advance::launch::DECLARED,
+    argmax::launch::DECLARED,
+    attention::launch::DECLARED,
+    cached_attention::launch::DECLARED,
+    cat::launch::DECLARED,
+    causal_attention::launch::DECLARED,
+    conv::launch::DECLARED,
+    double_binary::launch::DECLARED,
+    double_conv::launch::DECLARED,
+    embedding::launch::DECLARED,
+    error_totals::launch::DECLARED,
+    gemv::launch::DECLARED,
+    group_norm::launch::DECLARED,
+    heads::launch::DECLARED,
+    matmul::launch::DECLARED,
+    new_tokens::launch::DECLARED,
+    norm::launch::DECLARED,
+    one_query::launch::DECLARED,
+    pool::launch::DECLARED,
+    quantized::launch::DECLARED,
+    sample::launch::DECLARED,
+    softmax::launch::DECLARED,
+    space_to_depth::launch::DECLARED,
+    upsample::launch::DECLARED,
+    write_rows::launch::DECLARED,
+];
 
 /// Do candle's operators replace this library's kernels?
 static CANDLE_ONLY: AtomicBool = AtomicBool::new(false);

@@ -1,13 +1,14 @@
 //! The kernel catalogue: properties of a kernel, found by its name.
 //!
-//! [`ENTRIES`] lists candle's kernels and this library's by the prefixes of their names; `library` classifies kernels of
-//! cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its kernel up once, when a pass is recorded
-//! or a trace is read, and later stages use the result. The memory that a kernel reads and writes depends on its
-//! arguments: that is in the CUDA backend's table of effects, whose entries the rows refer to.
+//! [`ENTRIES`] lists candle's kernels by the prefixes of their names. The names of this library's kernels say what they do in a
+//! word (`own`). `library` classifies kernels of cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its
+//! kernel up once, when a pass is recorded or a trace is read, and later stages use the result. The memory that a kernel reads and
+//! writes depends on its arguments: that is in the CUDA backend's table of effects, whose entries the rows refer to.
 
 mod family;
 mod library;
 mod name;
+mod own;
 mod properties;
 mod shipped;
 
@@ -32,13 +33,10 @@ pub struct Kernel {
 impl Kernel {
     /// The properties of the kernel with this name.
     pub fn of(name: &str) -> Self {
-        let row = KernelEntry::of_any(name);
-        Self {
-            family: row.map_or_else(|| library::family(&name.to_lowercase()), |row| row.family),
-            class: row.map_or_else(|| library::class(name), |row| row.class),
-            precision: library::precision(name),
-            traffic: row.map_or_else(|| library::traffic(name), |row| row.traffic),
-        }
+        let row = || KernelEntry::of_any(name).map(|row| (row.family, row.class, row.traffic));
+        let of_library = || (library::family(&name.to_lowercase()), library::class(name), library::traffic(name));
+        let (family, class, traffic) = own::properties(name).or_else(row).unwrap_or_else(of_library);
+        Self { family, class, precision: library::precision(name), traffic }
     }
 }
 
@@ -54,10 +52,10 @@ mod tests {
         assert_eq!(of("cutlass_tensorop_s1688gemm"), (Class::Compute, Precision::Tensor));
         assert_eq!(of("nvjet_hsh_128x64"), (Class::Compute, Precision::Half));
         for product in [
-            "opara_product_64x64_f16",
+            "opara_matmul_product_64x64_f16",
             "opara_convolution_3x3_f16",
-            "opara_gemv_1_f16",
-            "opara_quantized_gated_gemv_4_32_affine_1_f16",
+            "opara_matmul_gemv_1_f16",
+            "opara_matmul_quantized_gated_gemv_4_32_affine_1_f16",
             "mul_mat_vec_q4_0_q8_1_cuda1",
             "indexed_moe_forward_q4k_q8_1",
         ] {
@@ -70,7 +68,7 @@ mod tests {
     #[test]
     fn the_name_gives_gathers_and_split_reductions() {
         let traffic = |name| Kernel::of(name).traffic;
-        let gathers = ["is_u32_f32", "gather_i64_f32", "opara_embedding_u32_f16", "get_rows_q4_0"];
+        let gathers = ["is_u32_f32", "gather_i64_f32", "opara_gather_embedding_u32_f16", "get_rows_q4_0"];
         assert_eq!(gathers.map(traffic), [Traffic::Gather; 4]);
         assert_eq!(traffic("void splitKreduce_kernel<32>"), Traffic::SplitReduction);
         assert_eq!(["sum_is_f32", "badd_f32"].map(traffic), [Traffic::Accesses; 2]);
@@ -153,7 +151,7 @@ mod tests {
                     "triton_red_fused_add_embedding_native_layer_norm_0",
                     "triton_per_fused_add_mean_mul_pow_rsqrt_3",
                     "layernorm_f32",
-                    "opara_layer_norm_f16",
+                    "opara_norm_layer_f16",
                     "rmsnorm_f16",
                 ],
             ),
@@ -178,7 +176,7 @@ mod tests {
                     "triton_poi_fused__native_batch_norm_legit_no_training_relu_0",
                     "void op_generic_tensor_kernel<3, __half, float, __half, 256, (cudnnGenericOp_t)0, reducedDivisorArray>",
                     "void onnxruntime::cuda::BroadcastBiasKernel<__half, int, false>(__half const*, __half*, long, int)",
-                    "opara_bias_act_f16",
+                    "opara_elementwise_bias_act_f16",
                     "opara_chain",
                     "opara_chain_rows",
                     "badd_f16",
@@ -207,9 +205,9 @@ mod tests {
                     "im2col_f32",
                     "ucopy_f32",
                     "copy2d_f16",
-                    "opara_cat_v128",
-                    "opara_space_to_depth_nhwc_f16",
-                    "opara_split_heads_f16",
+                    "opara_layout_cat_v128",
+                    "opara_layout_space_to_depth_nhwc_f16",
+                    "opara_layout_split_heads_f16",
                 ],
             ),
             (
@@ -219,7 +217,7 @@ mod tests {
                     "void at::native::(anonymous namespace)::avg_pool2d_out_cuda_frame<float, float, int>",
                     "triton_poi_fused_max_pool2d_with_indices_relu_3",
                     "max_pool2d_f32",
-                    "opara_pool_nhwc_f32",
+                    "opara_pooling_windows_nhwc_f32",
                 ],
             ),
             (

@@ -1,4 +1,4 @@
-//! The kernels of candle 0.11 and of this library, by the prefixes of their names.
+//! The kernels of candle 0.11, by the prefixes of their names.
 
 use super::Family::{self, *};
 use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
@@ -54,7 +54,7 @@ impl KernelEntry {
         self
     }
 
-    /// The row of a kernel of candle's or this library's.
+    /// The row of a kernel of candle's.
     pub fn of(name: &str) -> Option<&'static Self> {
         ENTRIES.iter().find(|row| name.starts_with(row.prefix))
     }
@@ -108,52 +108,6 @@ pub const ENTRIES: &[KernelEntry] = &[
     row("im2col1d_", Layout),
     row("im2col_", Layout),
     row("col2im1d_", Layout),
-    // This library's kernels.
-    row("opara_cat_sums_", Layout),
-    row("opara_cat_v128", Layout).untyped(),
-    row("opara_cat_", Layout),
-    row("opara_pool_", Pooling),
-    row("opara_plane_sums_", Pooling),
-    row("opara_convolution_", Convolution).computes(),
-    row("opara_depthwise_", Convolution),
-    row("opara_double_add_", ElementWise),
-    row("opara_double_sub_", ElementWise),
-    row("opara_double_mul_", ElementWise),
-    row("opara_double_div_", ElementWise),
-    row("opara_double_conv_", Convolution).computes(),
-    row("opara_error_moments_", Reduction),
-    row("opara_error_totals_", Reduction),
-    row("opara_space_to_depth_", Layout),
-    row("opara_upsample_", Other),
-    row("opara_bias_act_", ElementWise),
-    row("opara_split_heads_", Layout),
-    row("opara_attention_", Attention),
-    row("opara_cached_attention_", Attention),
-    row("opara_causal_attention_", Attention),
-    row("opara_new_tokens_", ElementWise),
-    row("opara_one_query_attention_", Attention),
-    row("opara_product_", Matmul).computes(),
-    row("opara_gemv_", Matmul).computes(),
-    row("opara_gated_gemv_", Matmul).computes(),
-    row("opara_quantized_gemv_", Matmul).computes(),
-    row("opara_quantized_gated_gemv_", Matmul).computes(),
-    row("opara_dequantize_", Other),
-    row("opara_embedding_", Gather).gathers(),
-    row("opara_group_norm_", Normalisation),
-    row("opara_group_moments_", Normalisation),
-    row("opara_group_apply_", Normalisation),
-    row("opara_layer_norm_", Normalisation),
-    row("opara_rms_norm_", Normalisation),
-    row("opara_add_rms_norm_", Normalisation),
-    row("opara_softmax_", Softmax),
-    row("opara_advance_", ElementWise),
-    row("opara_write_rows_v128", Layout).untyped(),
-    row("opara_write_rows_", Layout),
-    row("opara_argmax_", Reduction),
-    row("opara_mark_", Layout),
-    row("opara_sample_", Other),
-    // This library's generated kernels: fusion groups, with the effects of their members.
-    row("opara_chain", ElementWise).untyped(),
     // quantized.cu
     row("dequantize_block_q4_0_", Other),
     row("dequantize_block_q4_1_", Other),
@@ -215,6 +169,8 @@ pub const ELEMENT_TYPES: &[(&str, u64)] = &[
     ("_i32", 4),
     ("_u32", 4),
     ("_i64", 8),
+    // Units of copies.
+    ("_v128", 16),
 ];
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! `unsafe` code of `opara-candle` is in the driver and in the launches of operators only.
+//! `unsafe` code of `opara-candle` is in the driver only, and each kernel lies with its declaration.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -35,11 +35,6 @@ fn is_driver(file: &str) -> bool {
     file.starts_with("cuda/driver/")
 }
 
-/// Is this file `ops/OPERATOR/launch.rs`?
-fn is_launch(file: &str) -> bool {
-    matches!(file.split('/').collect::<Vec<_>>()[..], ["ops", _, "launch.rs"])
-}
-
 fn is_unsafe(text: &str) -> bool {
     tokens(text).contains(&"unsafe")
 }
@@ -49,28 +44,28 @@ fn names_declarations(text: &str) -> bool {
 }
 
 #[test]
-fn unsafe_code_is_in_the_driver_and_in_launches() -> io::Result<()> {
+fn unsafe_code_is_in_the_driver() -> io::Result<()> {
     let texts = source("rs")?;
     assert!(texts["lib.rs"].contains("#![deny(unsafe_code)]"));
     for (file, text) in &texts {
-        assert!(!is_unsafe(text) || is_driver(file) || is_launch(file), "{file}: `unsafe`");
+        assert!(!is_unsafe(text) || is_driver(file), "{file}: `unsafe`");
         assert!(
             !names_declarations(text) || is_driver(file) || STATUS_CODES.contains(&file.as_str()),
             "{file}: what only the driver may call (`sys::`)"
         );
         let allows = text.contains("allow(unsafe_code)");
-        assert_eq!(allows, file == "cuda/driver/mod.rs" || is_launch(file), "{file}: `allow(unsafe_code)`");
+        assert_eq!(allows, file == "cuda/driver/mod.rs", "{file}: `allow(unsafe_code)`");
     }
     Ok(())
 }
 
 #[test]
-fn each_kernel_lies_with_its_launch() -> io::Result<()> {
-    let launches = source("rs")?;
+fn each_kernel_lies_with_its_declaration() -> io::Result<()> {
+    let files = source("rs")?;
     for kernel in source("cu")?.keys() {
         let (folder, _) = kernel.rsplit_once('/').unwrap_or_default();
-        let launch = format!("{folder}/launch.rs");
-        assert!(is_driver(kernel) || launches.contains_key(&launch), "{kernel}: there is no {launch}");
+        let declares = files.get(&format!("{folder}/launch.rs")).is_some_and(|text| text.contains("kernels! {"));
+        assert!(is_driver(kernel) || declares, "{kernel}: {folder}/launch.rs does not declare it");
     }
     Ok(())
 }
@@ -79,5 +74,4 @@ fn each_kernel_lies_with_its_launch() -> io::Result<()> {
 fn unsafe_code_is_found() {
     assert!(is_unsafe("pub unsafe fn f() {}") && !is_unsafe("#![deny(unsafe_code)]"));
     assert!(names_declarations("use cudarc::driver::sys::CUresult;") && !names_declarations("let sys = 1;"));
-    assert!(is_launch("ops/softmax/launch.rs") && !is_launch("ops/launch.rs") && !is_launch("ops/a/b/launch.rs"));
 }

@@ -1,5 +1,4 @@
-//! The FFI layer: every foreign call and every `unsafe` block of this crate, except launches of an operator's kernels
-//! (`launch.rs` in the operator's folder).
+//! The FFI layer: every foreign call and every `unsafe` block of this crate.
 //!
 //! Three layers as in cudarc: `cudarc::driver::sys` declares, the functions here turn status codes into errors, and the
 //! types here own and drop handles. No module above this one sees a raw handle.

@@ -1,18 +1,20 @@
 //! The effects of kernels: which memory each launch reads and writes.
 
+mod effects;
 mod proof;
 mod ptx;
 mod table;
+mod uses;
 
 use std::sync::OnceLock;
 
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
-use self::table::effects_of;
+use self::table::{declared, effects_of};
 use super::driver::{Arguments, KernelNode};
-use crate::cuda::operator::effects::{Before, Effects, Extent, Factor};
 use crate::trace::{AccessMode, Launch, Region};
 
 /// The launch of a kernel whose effects are known: one of candle's or of this library's, listed in the table. `code` is
@@ -60,7 +62,7 @@ struct Shipped {
     waits: bool,
 }
 
-/// The kernel of this name, if its code agrees with the table: another version of candle may differ.
+/// The kernel of this name, if its code agrees with table or declaration: another version of candle may differ.
 fn shipped(name: &str) -> Option<Shipped> {
     static ENTRIES: OnceLock<HashMap<&str, Entry>> = OnceLock::new();
     static PROVEN: RwLock<Option<HashMap<&str, Option<Shipped>>>> = RwLock::new(None);
@@ -69,9 +71,9 @@ fn shipped(name: &str) -> Option<Shipped> {
         return *proven;
     }
     let proven = effects_of(name).and_then(|effects| {
-        let proof = proof::holds(entry, effects);
-        let refused =
-            |reason: &String| tracing::warn!(name, reason, "a kernel of candle does not have the expected effects");
+        let of_candle = || proof::holds(entry, effects);
+        let proof = declared(name).map_or_else(of_candle, |(declared, _)| proof::agrees(entry, declared));
+        let refused = |reason: &String| tracing::warn!(name, reason, "a kernel does not have the expected effects");
         proof.inspect_err(refused).ok()?;
         let waits = entry.before_wait().is_some();
         Some(Shipped { effects, parameters: entry.parameters, code: entry.hash(), waits })
@@ -214,19 +216,19 @@ mod tests {
         assert_eq!(written("im2col1d_f32", &[10, 0, 4, 0, 0, 0, 1, 2, 3], 8), bytes(4 * 10 * 4));
         assert_eq!(written("softmax_bf16", &[1, 2, 9], 1), bytes(2 * 3 * 9));
         assert_eq!(written("layernorm_f32", &[1, 2, 3, 4, 9, 32, 0], 1), bytes(4 * 3 * 2 * 9));
-        assert_eq!(written("opara_layer_norm_f16", &[6, 9, 0, 1, 0, 2, 3, 4, 5], 8), bytes(2 * 6 * 9));
-        assert_eq!(written("opara_rms_norm_f64", &[6, 9, 0, 1, 2, 3], 5), bytes(8 * 6 * 9));
-        assert_eq!(written("opara_add_rms_norm_f16", &[6, 9, 0, 1, 2, 3, 4], 6), bytes(2 * 6 * 9 * 2));
+        assert_eq!(written("opara_norm_layer_f16", &[6, 9, 0, 1, 0, 2, 3, 4, 5], 8), bytes(2 * 6 * 9));
+        assert_eq!(written("opara_norm_rms_f64", &[6, 9, 0, 1, 2, 3], 5), bytes(8 * 6 * 9));
+        assert_eq!(written("opara_norm_add_rms_f16", &[6, 9, 0, 1, 2, 3, 4], 6), bytes(2 * 6 * 9 * 2));
         assert_eq!(written("opara_softmax_long_f32", &[6, 9, 1, 1, 0, 0, 0, 1, 0, 2], 9), bytes(4 * 6 * 9));
-        assert_eq!(written("opara_gemv_8_f16", &[54, 9, 30, 1, 1, 0, 1, 2, 3, 4, 5, 6], 11), bytes(2 * 54));
-        assert_eq!(written("opara_gated_gemv_8_bf16", &[54, 9, 30, 1, 4, 0, 1, 2, 3, 4, 5], 10), bytes(2 * 54));
-        assert_eq!(written("opara_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
-        assert_eq!(written("opara_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
-        assert_eq!(written("opara_embedding_i64_f16", &[54, 9, 30, 1, 2, 3], 5), bytes(2 * 54));
+        assert_eq!(written("opara_matmul_gemv_8_f16", &[54, 9, 30, 1, 1, 0, 1, 2, 3, 4, 5, 6], 11), bytes(2 * 54));
+        assert_eq!(written("opara_matmul_gated_gemv_8_bf16", &[54, 9, 30, 1, 4, 0, 1, 2, 3, 4, 5], 10), bytes(2 * 54));
+        assert_eq!(written("opara_elementwise_bias_act_bf16", &[54, 9, 0, 1, 0, 2], 5), bytes(2 * 54));
+        assert_eq!(written("opara_layout_split_heads_f32", &[54, 3, 2, 9, 18, 0, 1, 2, 3], 8), bytes(4 * 54));
+        assert_eq!(written("opara_gather_embedding_i64_f16", &[54, 9, 30, 1, 2, 3], 5), bytes(2 * 54));
         let sums: Vec<u64> = [54, 9, 1, 2].into_iter().chain([3; 24]).collect();
-        assert_eq!(written("opara_cat_sums_8_f16", &sums, 3), bytes(2 * 54));
+        assert_eq!(written("opara_layout_cat_sums_8_f16", &sums, 3), bytes(2 * 54));
         let squares: Vec<u64> = [96].into_iter().chain([1; 15]).collect();
-        assert_eq!(written("opara_space_to_depth_nhwc_f16", &squares, 15), bytes(2 * 96));
+        assert_eq!(written("opara_layout_space_to_depth_nhwc_f16", &squares, 15), bytes(2 * 96));
         assert_eq!(written("opara_upsample_nhwc8_f16", &[96, 8, 1, 3, 2, 6, 0, 0, 1, 2], 9), bytes(2 * 96));
         assert_eq!(written("fast_argmax_i64", &[27, 9, 2, 1, 2, 3], 5), bytes(4 * 3));
         assert_eq!(written("fast_sum_small_f64", &[27, 9, 2, 1, 2, 3], 5), bytes(8 * 27));
@@ -247,14 +249,14 @@ mod tests {
     #[test]
     fn attention_writes_its_result_and_a_part_of_the_cache() {
         let words: Vec<u64> = [54].into_iter().chain([1; 18]).collect();
-        let name = "opara_cached_attention_8x8_f16";
+        let name = "opara_attention_cached_8x8_f16";
         assert_eq!(access(name, &words, 18), (bytes(2 * 54), AccessMode::Write));
         assert_eq!(access(name, &words, 17), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 11), (rest(), AccessMode::Read));
         let words: Vec<u64> = [54].into_iter().chain([1; 19]).collect();
-        assert_eq!(access("opara_one_query_attention_8x1_f16", &words, 19), (bytes(2 * 54), AccessMode::Write));
+        assert_eq!(access("opara_attention_one_query_8x1_f16", &words, 19), (bytes(2 * 54), AccessMode::Write));
         let words: Vec<u64> = [54].into_iter().chain([1; 15]).collect();
-        let name = "opara_new_tokens_8_f32";
+        let name = "opara_elementwise_new_tokens_8_f32";
         assert_eq!(access(name, &words, 15), (bytes(4 * 54), AccessMode::Write));
         assert_eq!(access(name, &words, 14), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 9), (rest(), AccessMode::Read));

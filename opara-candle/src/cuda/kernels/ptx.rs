@@ -4,12 +4,15 @@ use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDU
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cuda::driver::kernels::{only_kernel, ptx as ours};
+use opara_plan::kernel_catalog::ELEMENT_TYPES;
 
 /// A kernel.
 pub(super) struct Entry {
     pub name: &'static str,
     /// The number of parameters.
     pub parameters: usize,
+    /// Their list, in PTX.
+    list: &'static str,
     /// Its PTX after the parameter list.
     pub code: &'static str,
     /// Its module's text, as the build compiled it.
@@ -27,6 +30,20 @@ impl Entry {
         }
     }
 
+    /// Bytes of each parameter: `.param .u64 name` has eight.
+    pub fn widths(&self) -> Vec<usize> {
+        let bits = |parameter: &str| {
+            let kind = parameter.trim().split_whitespace().next()?.trim_start_matches('.');
+            kind.trim_start_matches(char::is_alphabetic).parse::<usize>().ok()
+        };
+        self.list.split(".param").skip(1).map(|parameter| bits(parameter).map_or(0, |bits| bits / 8)).collect()
+    }
+
+    /// Bytes of an element of the type that the name ends in.
+    pub fn element(&self) -> Option<u64> {
+        ELEMENT_TYPES.iter().find(|(ending, _)| self.name.ends_with(ending)).map(|&(_, size)| size)
+    }
+
     /// The code before the kernel waits for its predecessors; `None` if it does not wait.
     pub fn before_wait(&self) -> Option<&'static str> {
         self.code.split_once("griddepcontrol.wait").map(|(before, _)| before)
@@ -42,7 +59,7 @@ pub(super) fn entries() -> impl Iterator<Item = Entry> {
         .flat_map(|(module, is_own)| module.split(".entry ").skip(1).map(move |entry| (module, is_own, entry)))
         .filter_map(|(module, is_own, entry)| {
             let (name, rest) = entry.split_once('(')?;
-            let (parameters, code) = rest.split_once(')')?;
-            Some(Entry { name, parameters: parameters.matches(".param").count(), code, module, is_own })
+            let (list, code) = rest.split_once(')')?;
+            Some(Entry { name, parameters: list.matches(".param").count(), list, code, module, is_own })
         })
 }

@@ -1,13 +1,17 @@
 //! The effects of all known kernels: kernels of candle 0.11, and this library's own from `ops`.
 //!
-//! An entry of the catalogue of kernels ([`KernelEntry`]) names its effects; kernels with the same arguments share them.
+//! An entry of the catalogue of kernels ([`KernelEntry`]) names its effects; kernels with the same arguments share them. The effects of
+//! this library's kernels come from their declarations.
 //!
 //! candle's effects were read from its sources (`candle-kernels/src/*.cu`) and from the launches in candle-core and
 //! candle-nn; candle-transformers has no kernels of its own. `proof` checks against the kernels' PTX which argument is
 //! written, with which element type, and whether it is read.
 
-use crate::cuda::operator::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
-use crate::ops::effects::EFFECTS;
+use std::sync::OnceLock;
+
+use super::effects::{maps, writes, Before::*, Effects, Extent::*, Factor::*};
+use crate::cuda::driver::kernels::declared::Declared;
+use crate::ops::DECLARED;
 use opara_plan::kernel_catalog::KernelEntry;
 
 const X: usize = 0;
@@ -109,13 +113,28 @@ const CANDLE: &[Effects] = &[
     maps("u", &[3], 4).before(InPlaceOf(3)),
 ];
 
+/// This library's kernels, with their effects.
+fn own() -> &'static [(&'static Declared, Effects)] {
+    static OWN: OnceLock<Vec<(&Declared, Effects)>> = OnceLock::new();
+    OWN.get_or_init(|| DECLARED.iter().copied().flatten().map(|kernel| (kernel, Effects::of(kernel))).collect())
+}
+
+/// What is declared of this library's kernel of this name, with its effects: by the longest prefix.
+pub(super) fn declared(name: &str) -> Option<&'static (&'static Declared, Effects)> {
+    own().iter().filter(|(kernel, _)| name.starts_with(kernel.prefix)).max_by_key(|(kernel, _)| kernel.prefix.len())
+}
+
 /// The effects of a kernel that is known to be candle's or this library's.
 pub(super) fn effects_of(name: &str) -> Option<&'static Effects> {
+    if let Some((_, effects)) = declared(name) {
+        return Some(effects);
+    }
     let entry = KernelEntry::of(name)?;
-    all().find(|effects| effects.name == entry.effects)
+    CANDLE.iter().find(|effects| effects.name == entry.effects)
 }
 
 /// All known effects.
+#[cfg(test)]
 pub(super) fn all() -> impl Iterator<Item = &'static Effects> {
-    CANDLE.iter().chain(EFFECTS.iter().copied().flatten())
+    CANDLE.iter().chain(own().iter().map(|(_, effects)| effects))
 }

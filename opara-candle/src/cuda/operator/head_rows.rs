@@ -2,7 +2,7 @@
 
 use candle::{DType, Layout};
 
-use crate::cuda::driver::kernels::{extent, wide};
+use crate::cuda::driver::kernels::wide;
 
 /// The memory layout of `q`, `k` or `v`: `(batch, heads, tokens, dim)` with contiguous rows that begin at multiples of
 /// 16 bytes.
@@ -35,11 +35,5 @@ impl HeadRows {
     /// Elements from one item, head and token to the next.
     pub fn strides(&self) -> [usize; 3] {
         self.strides
-    }
-
-    /// Elements from the first to the last one.
-    pub fn needed(&self) -> usize {
-        let [batch, heads, tokens, dim] = self.dims;
-        extent([batch, heads, tokens, dim].into_iter().zip(self.strides.into_iter().chain([1])))
     }
 }

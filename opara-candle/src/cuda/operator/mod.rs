@@ -2,7 +2,6 @@
 //! autotuning.
 
 pub(crate) mod choice;
-pub(crate) mod effects;
 mod fastest;
 pub(crate) mod format;
 pub(crate) mod head_rows;

@@ -24,7 +24,7 @@ __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, co
 }
 
 #define KERNELS(T, NAME)                                                                                               \
-    extern "C" __global__ void opara_bias_act_##NAME(unsigned numel, unsigned columns, int activation, const T *x,     \
+    extern "C" __global__ void opara_elementwise_bias_act_##NAME(unsigned numel, unsigned columns, int activation, const T *x, \
         const T *bias, T *y) {                                                                                         \
         with_activation(activation, [&](auto of) { bias_act<of.value>(numel, columns, x, bias, y); });                 \
     }

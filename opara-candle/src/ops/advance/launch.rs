@@ -1,12 +1,17 @@
 //! Launches of `advance.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaViewMut, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaViewMut, DeviceRepr};
 
-use crate::cuda::driver::kernels::{blocks, function, ptx};
+use crate::cuda::driver::kernels::{blocks, kernels, ptx};
+
+kernels! {
+    /// Adds `by` to each counter.
+    Advance<T> = "opara_elementwise_advance_" {
+        numel: u32, by: u32,
+        counter: added T [numel],
+    }
+}
 
 /// Adds `by` to each counter.
 ///
@@ -15,19 +20,15 @@ use crate::cuda::driver::kernels::{blocks, function, ptx};
 pub(super) fn advance<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    counter: &mut CudaViewMut<T>,
+    counter: CudaViewMut<T>,
     by: u32,
 ) -> Result<()> {
-    let elements = counter.len();
-    if elements == 0 {
+    let numel = counter.len();
+    if numel == 0 {
         return Ok(());
     }
-    let Ok(numel) = i32::try_from(elements) else { bail!("{elements} counters are more than the kernel counts") };
-    let function = function(device, &format!("opara_advance_{}", dtype.as_str()), ptx::ADVANCE)?;
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&by).arg(counter);
-    // SAFETY: the arguments match the kernel's parameters. It reads and writes `numel` elements, and the slice has as many.
-    unsafe { launch.launch(blocks(elements)) }.w()?;
-    Ok(())
+    if numel > i32::MAX as usize {
+        bail!("{numel} counters are more than the kernel counts")
+    }
+    Advance { numel, by: by as usize, counter }.launch(device, dtype.as_str(), ptx::ADVANCE, blocks(numel))
 }

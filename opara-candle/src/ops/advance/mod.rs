@@ -1,9 +1,7 @@
 //! Counters that move on.
 
 #[cfg(feature = "cuda")]
-pub(super) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{bail, CpuStorage, DType, InplaceOp1, Layout, Result, Tensor};
 
@@ -54,8 +52,8 @@ impl InplaceOp1 for Advance {
         let device = storage.device.clone();
         let elements = layout.start_offset()..layout.start_offset() + layout.shape().elem_count();
         match &mut storage.slice {
-            S::U32(v) => launch::advance(&device, DType::U32, &mut v.slice_mut(elements), self.by),
-            S::I64(v) => launch::advance(&device, DType::I64, &mut v.slice_mut(elements), self.by),
+            S::U32(v) => launch::advance(&device, DType::U32, v.slice_mut(elements), self.by),
+            S::I64(v) => launch::advance(&device, DType::I64, v.slice_mut(elements), self.by),
             _ => bail!("a counter is of u32 or i64"),
         }
     }

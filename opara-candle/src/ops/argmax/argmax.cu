@@ -18,7 +18,7 @@ __device__ inline void argmax(unsigned rows, unsigned columns, const T *x, unsig
 }
 
 #define ARGMAX(T, NAME)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(1024) opara_argmax_##NAME(unsigned rows, unsigned columns,            \
+    extern "C" __global__ void __launch_bounds__(1024) opara_reduction_argmax_##NAME(unsigned rows, unsigned columns,  \
         const T *x, unsigned *y) {                                                                                     \
         argmax<T>(rows, columns, x, y);                                                                                \
     }

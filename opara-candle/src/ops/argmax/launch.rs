@@ -1,13 +1,19 @@
 //! Launches of `argmax.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{expect, function, ptx, wide};
+use crate::cuda::driver::kernels::{kernels, ptx, wide};
 use crate::cuda::operator::rows::{Rows, MAX_THREADS};
+
+kernels! {
+    /// The index of the largest element of each row.
+    Argmax<T> = "opara_reduction_argmax_" {
+        rows: u32, columns: u32,
+        x: vector in T [rows * columns],
+        y: out u32 [rows],
+    }
+}
 
 /// The index of the largest element of each row of `x`.
 ///
@@ -20,20 +26,12 @@ pub(super) fn argmax<T: DeviceRepr>(
     x: &CudaView<T>,
     y: &mut CudaSlice<u32>,
 ) -> Result<()> {
-    expect("the operand", x.len(), of.elements())?;
-    expect("the result", y.len(), of.rows())?;
+    let (rows, columns) = (of.rows(), of.columns());
     if of.elements() == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_argmax_{}", dtype.as_str()), ptx::ARGMAX)?;
-    let (rows, columns) = (of.rows() as u32, of.columns() as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&rows).arg(&columns).arg(x).arg(y);
-    // SAFETY: the arguments match the kernel's parameters. It reads `rows * columns` elements of `x` and writes `rows` elements
-    // of `y`. Both lengths were checked above, and `Rows::of` checked that rows and columns fit 31 bits.
-    unsafe { launch.launch(block_of_row(of.rows(), of.columns(), wide(dtype))) }.w()?;
-    Ok(())
+    let config = block_of_row(rows, columns, wide(dtype));
+    Argmax { rows, columns, x, y: y.as_view_mut() }.launch(device, dtype.as_str(), ptx::ARGMAX, config)
 }
 
 /// One block per row, with enough whole warps for the row, up to the limit of a block.

@@ -1,13 +1,24 @@
 //! Launches of `attention.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, strided, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
+
+kernels! {
+    /// Attention of many queries; queries of `sharing` heads share keys and values.
+    Attention<T, B> = "opara_attention_" {
+        batch: host, of_keys: host, dim: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, scale: f32,
+        of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
+        q: wide in T [strided([batch, heads, queries], of_q, dim)],
+        k: wide in T [strided([batch, of_keys, keys], of_k, dim)],
+        v: wide in T [strided([batch, of_keys, keys], of_v, dim)],
+        bias: opt B [strided([batch, heads, queries], of_bias, keys)],
+        y: out T [numel],
+        masks: u32,
+    }
+}
 
 /// Queries per block (`QUERIES`) and threads per block of `attention.cu`.
 const QUERIES: usize = 64;
@@ -72,14 +83,7 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if !agree || !attends(device, dtype, dim)? {
         bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims(), k.1.dims(), v.1.dims())
     }
-    for (what, (operand, of)) in [("the query", q), ("the key", k), ("the value", v)] {
-        expect(what, operand.len(), of.needed())?;
-    }
-    let over = bias.map_or([0; 3], |(_, strides)| strides);
-    let needed = extent([batch, heads, queries, keys].into_iter().zip(over.into_iter().chain([1])));
-    expect("the bias", bias.map_or(needed, |(bias, _)| bias.len()), needed)?;
     let numel = batch * heads * queries * dim;
-    expect("the result", y.len(), numel)?;
     if numel == 0 {
         return Ok(());
     }
@@ -87,32 +91,31 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if is_wide != in_f32 {
         bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
     }
-    let name = format!("opara_attention_{}{dim}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
-    let function = function(device, &name, ptx::ATTENTION)?;
-    let sizes = [queries, keys, heads, heads / of_keys].map(|n| n as u32);
-    let strides = [q.1.strides(), k.1.strides(), v.1.strides(), over].concat();
-    let strides: Vec<u32> = strides.into_iter().map(|n| n as u32).collect();
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(&scale);
-    for stride in &strides {
-        launch.arg(stride);
-    }
-    launch.arg(q.0).arg(k.0).arg(v.0);
-    arg_or_null(&mut launch, bias.map(|(bias, _)| bias));
-    let masks = u32::from(masks);
-    launch.arg(y).arg(&masks);
+    let variant = format!("{}{dim}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
     let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the arguments match the kernel's declaration. It reads each row of `q`, `k` and `v` at its strides, one
-    // bias element per score unless the bias is null, and writes `numel` elements of `y`. The slice lengths were
-    // checked above. Rows begin at multiples of 16 bytes: `HeadRows::of` checked the strides and the offset.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    Attention {
+        batch,
+        of_keys,
+        dim,
+        numel,
+        queries,
+        keys,
+        heads,
+        sharing: heads / of_keys,
+        scale,
+        of_q: q.1.strides(),
+        of_k: k.1.strides(),
+        of_v: v.1.strides(),
+        of_bias: bias.map_or([0; 3], |(_, strides)| strides),
+        q: q.0,
+        k: k.0,
+        v: v.0,
+        bias: bias.map(|(bias, _)| bias),
+        y: y.as_view_mut(),
+        masks: masks.into(),
+    }
+    .launch(device, &variant, ptx::ATTENTION, config)
 }
 
 #[cfg(test)]

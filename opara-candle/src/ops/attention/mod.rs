@@ -4,8 +4,6 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
-#[cfg(feature = "cuda")]
 pub(super) mod launch;
 mod sharing;
 

@@ -48,7 +48,7 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
 // multiprocessors. The bits are the same.
 #define KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, OF_PROCESSOR, SHAPE)                                           \
     extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, OF_PROCESSOR)                                       \
-        opara_cached_attention_##SHAPE##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,       \
+        opara_attention_cached_##SHAPE##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,       \
             unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
             float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
             const float *by_distance, T *cache, T *y) {                                                                \

@@ -223,7 +223,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
 // OF_PROCESSOR blocks of a multiprocessor: as many as its registers are enough for. There is no table of distances.
 #define KERNEL(T, NAME, DIM, OF_PROCESSOR)                                                                             \
     extern "C" __global__ void CLUSTER(SHARES) __launch_bounds__(THREADS, OF_PROCESSOR)                                \
-        opara_cached_attention_tensor_##DIM##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,  \
+        opara_attention_cached_tensor_##DIM##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,  \
             unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
             float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
             const float *by_distance, T *cache, T *y) {                                                                \

@@ -1,16 +1,27 @@
 //! Launches of `cached_attention.cuh`, and of `cached_attention_tensor.cuh` for query heads of 16 bits that share keys.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::operands::CachedAttention;
-use crate::cuda::driver::kernels::{
-    address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, Capabilities,
-};
+use crate::cuda::driver::kernels::{expect, kernels, ptx, Capabilities};
 use crate::cuda::operator::places::{Split, THREADS};
+
+kernels! {
+    /// One new token a sequence into the cache, and what it sees of that. Heads of the new tokens are queries, keys and values.
+    Cached<T> = "opara_attention_cached_" {
+        batch: grid [1], numel: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
+        window: u32, distances: u32, scale: f32, eps: f32,
+        qkv: wide in T [batch * (heads + 2 * kv_heads) * dim],
+        q_norm: wide opt T [dim],
+        k_norm: wide guarded T [dim],
+        start: early in u32 [batch],
+        rotary: early wide guarded f32 [positions * 2 * pairs],
+        by_distance: early opt f32 [heads * distances],
+        cache: early wide cache T [2 * batch * kv_heads * capacity * dim],
+        y: out T [numel],
+    }
+}
 
 /// `WARPS` of `places.cuh`, and `COLUMNS`, `PLACES` and `NEW_ROWS` of `cached_attention_tensor.cuh`.
 const WARPS: usize = THREADS as usize / 32;
@@ -127,18 +138,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     let Operands { norms, start, rotary, by_distance, cache } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let numel = batch * heads * head_dim;
-    expect("the new tokens", qkv.len(), batch * (heads + 2 * kv_heads) * head_dim)?;
-    expect("the positions", start.len(), batch)?;
-    expect("the rotary table", rotary.map_or(0, CudaView::len), positions * 2 * pairs)?;
-    expect("the table of distances", by_distance.map_or(0, CudaView::len), heads * distances)?;
     expect("the distances", by_distance.map_or(capacity, |_| distances), capacity)?;
-    expect("the cache", cache.len(), sizes.cache())?;
-    expect("the norms", norms.map_or(head_dim, |(q, k)| q.len().min(k.len())), head_dim)?;
-    expect("the result", y.len(), numel)?;
-    let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
-    let tables = rotary.map(|at| address(at, device));
-    let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(tables);
-    expect_aligned(addresses, sizes)?;
     let plain = match dtype {
         DType::F16 => ptx::CACHED_ATTENTION_F16,
         DType::BF16 => ptx::CACHED_ATTENTION_BF16,
@@ -154,46 +154,40 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     };
     let shape = match tensor {
         Some(of) => format!("tensor_{}", of.dim),
-        // Two blocks of a multiprocessor where there are more than an H100 has of these.
-        None => split.name() + if kv_heads * batch * blocks as usize > 132 { "_twice" } else { "" },
+        // Two blocks of a multiprocessor where there are more blocks than it has of these.
+        None => {
+            let are_many = kv_heads * batch * blocks as usize > capabilities.processors();
+            split.name() + if are_many { "_twice" } else { "" }
+        }
     };
-    let function = function(device, &format!("opara_cached_attention_{shape}_{}", dtype.as_str()), code)?;
-    if let Some(of) = tensor {
-        // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-        allow_shared(&function, capabilities.shared_beside(of.fixed_shared()))?;
-    }
-    let shared = tensor.map_or(0, OnTensorCores::shared);
-    let sizes = [numel, heads, kv_heads, head_dim, pairs, positions, capacity, window.unwrap_or(0), distances];
-    let sizes = sizes.map(|n| n as u32);
-    let numbers = [scale as f32, eps];
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    for number in &numbers {
-        launch.arg(number);
-    }
-    launch.arg(qkv);
-    arg_or_null(&mut launch, norms.map(|(q, _)| q));
-    arg_or_null(&mut launch, norms.map(|(_, k)| k));
-    launch.arg(start);
-    arg_or_null(&mut launch, rotary);
-    arg_or_null(&mut launch, by_distance);
-    launch.arg(cache).arg(y);
     let config = LaunchConfig {
         grid_dim: (kv_heads as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
-        shared_mem_bytes: shared as u32,
+        shared_mem_bytes: tensor.map_or(0, OnTensorCores::shared) as u32,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads a row of `qkv` and a position a sequence, a row of the
-    // table and places of the cache, both below their ends whatever the position is, for each place the number of its distance,
-    // which is less than the cache has places, nothing through null, and writes to the cache at one place a sequence and each of
-    // `numel` of `y`: all were held against the slices above. Everything that it loads 16 bytes of begins at multiples of 16 bytes,
-    // heads too, whose sizes `kernel` saw. Shared memory has room for the new rows and two slots at least. Work on the stream is in
-    // order, so nobody reads the cache meanwhile.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    Cached {
+        batch,
+        numel,
+        heads,
+        kv_heads,
+        dim: head_dim,
+        pairs,
+        positions,
+        capacity,
+        window: window.unwrap_or(0),
+        distances,
+        scale: scale as f32,
+        eps,
+        qkv,
+        q_norm: norms.map(|(q, _)| q),
+        k_norm: norms.map(|(_, k)| k),
+        start,
+        rotary,
+        by_distance,
+        cache,
+        y: y.as_view_mut(),
+    }
+    .launch(device, &format!("{shape}_{}", dtype.as_str()), code, config)
 }
 
 #[cfg(test)]

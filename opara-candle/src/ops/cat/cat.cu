@@ -19,7 +19,7 @@ __device__ void cat(size_t units, unsigned row, T *y, const T *const (&part)[8],
 }
 
 #define CAT(T, NAME)                                                                                                   \
-    extern "C" __global__ void opara_cat_##NAME(size_t units, unsigned row, T *y, const T *p0, unsigned w0,            \
+    extern "C" __global__ void opara_layout_cat_##NAME(size_t units, unsigned row, T *y, const T *p0, unsigned w0,     \
         const T *p1, unsigned w1, const T *p2, unsigned w2, const T *p3, unsigned w3, const T *p4, unsigned w4,        \
         const T *p5, unsigned w5, const T *p6, unsigned w6, const T *p7, unsigned w7) {                                \
         const T *const part[8] = {p0, p1, p2, p3, p4, p5, p6, p7};                                                     \
@@ -62,7 +62,7 @@ __device__ void cat_sums(size_t numel, unsigned row, int relu, T *y, const T *co
 }
 
 #define CAT_SUMS(T, N, NAME)                                                                                           \
-    extern "C" __global__ void opara_cat_sums_##N##_##NAME(size_t numel, unsigned row, int relu, T *y, const T *p0,    \
+    extern "C" __global__ void opara_layout_cat_sums_##N##_##NAME(size_t numel, unsigned row, int relu, T *y, const T *p0, \
         const T *q0, unsigned w0, const T *p1, const T *q1, unsigned w1, const T *p2, const T *q2, unsigned w2,        \
         const T *p3, const T *q3, unsigned w3, const T *p4, const T *q4, unsigned w4, const T *p5, const T *q5,        \
         unsigned w5, const T *p6, const T *q6, unsigned w6, const T *p7, const T *q7, unsigned w7) {                   \

@@ -1,12 +1,27 @@
 //! Launches of `cat.cu`: concatenations.
 
-#![allow(unsafe_code)]
+use std::array;
 
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
-use crate::cuda::driver::kernels::{address, arg_or_null, blocks, expect, function, ptx};
+use crate::cuda::driver::kernels::{address, blocks, expect, kernels, ptx};
+
+kernels! {
+    /// Rows of parts one after the other, in units of the type in the name, which may be larger than an element.
+    Cat<T> = "opara_layout_cat_" {
+        units: usize, row: u32,
+        y: out T [units],
+        parts: parts T [8, 1],
+    }
+
+    /// Each part plus another one.
+    CatSums<T> = "opara_layout_cat_sums_" {
+        numel: usize, row: u32, relu: i32,
+        y: out T [numel],
+        parts: parts T [8, 2],
+    }
+}
 
 /// Maximum number of parts of one launch.
 pub(super) const MAX_PARTS: usize = 8;
@@ -37,21 +52,13 @@ pub(super) fn cat<T: DeviceRepr>(
         2 => "i16",
         _ => "u8",
     };
-    let function = function(device, &format!("opara_cat_{name}"), ptx::CAT)?;
-    let (units, row) = (rows * row * element / unit, (row * element / unit) as u32);
-    let mut widths: Vec<u32> = widths.iter().map(|width| (width * element / unit) as u32).collect();
-    widths.resize(MAX_PARTS, 0);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&units).arg(&row).arg(y);
-    for (i, width) in widths.iter().enumerate() {
-        arg_or_null(&mut launch, parts.get(i));
-        launch.arg(width);
-    }
-    // SAFETY: the arguments match the kernel's declaration. It reads `rows * widths[i]` elements of part `i`, nothing
-    // of parts with width 0, and writes `rows * row` elements of `y`. The slice lengths were checked above.
-    unsafe { launch.launch(blocks(units)) }.w()?;
-    Ok(())
+    let of_units = |elements: usize| elements * element / unit;
+    let units = of_units(rows * row);
+    let each = array::from_fn(|i| match (parts.get(i), widths.get(i)) {
+        (Some(part), Some(&width)) => ([Some(part)], of_units(width)),
+        _ => ([None], 0),
+    });
+    Cat { units, row: of_units(row), y: y.as_view_mut(), parts: each }.launch(device, name, ptx::CAT, blocks(units))
 }
 
 /// Like [`cat`], with an optional tensor added to each part; `max(x, 0)` follows if `relu`.
@@ -78,24 +85,17 @@ pub(super) fn cat_sums<T: DeviceRepr>(
     let addresses = operands().flatten().map(|operand| address(operand, device));
     let element = std::mem::size_of::<T>();
     let neighbours = (unit(widths, element, addresses) / element).max(1);
-    let name = format!("opara_cat_sums_{neighbours}_{}", dtype.as_str());
-    let function = function(device, &name, ptx::CAT)?;
-    let (numel, row, relu) = (rows * row, row as u32, i32::from(relu));
-    let mut widths: Vec<u32> = widths.iter().map(|&width| width as u32).collect();
-    widths.resize(MAX_PARTS, 0);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&row).arg(&relu).arg(y);
-    for (i, width) in widths.iter().enumerate() {
-        arg_or_null(&mut launch, parts.get(i));
-        arg_or_null(&mut launch, others.get(i).and_then(Option::as_ref));
-        launch.arg(width);
-    }
-    // SAFETY: the arguments match the kernel's declaration. It reads `rows * widths[i]` elements of part `i`, as many
-    // of its summand unless that is null, nothing of parts with width 0, and writes `rows * row` elements of `y`. The
-    // slice lengths were checked above.
-    unsafe { launch.launch(blocks(numel / neighbours)) }.w()?;
-    Ok(())
+    let numel = rows * row;
+    let each = array::from_fn(|i| match (parts.get(i), others.get(i), widths.get(i)) {
+        (Some(part), Some(other), Some(&width)) => ([Some(part), other.as_ref()], width),
+        _ => ([None, None], 0),
+    });
+    CatSums { numel, row, relu: relu.into(), y: y.as_view_mut(), parts: each }.launch(
+        device,
+        &format!("{neighbours}_{}", dtype.as_str()),
+        ptx::CAT,
+        blocks(numel / neighbours),
+    )
 }
 
 /// The number of elements in a row of the result.

@@ -255,7 +255,7 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
 // A kernel with tiles of KEYS places, of which a multiprocessor has OF_PROCESSOR blocks.
 #define KERNEL(T, NAME, DIM, KEYS, OF_PROCESSOR, BLOCKS)                                                               \
     extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS, OF_PROCESSOR)                                \
-        opara_causal_attention_##NAME(unsigned numel, unsigned tokens, unsigned heads, unsigned sharing,               \
+        opara_attention_causal_##NAME(unsigned numel, unsigned tokens, unsigned heads, unsigned sharing,               \
                                       unsigned capacity, unsigned end, unsigned window, float scale, const T *q,       \
                                       const T *cache, const unsigned *start, T *y) {                                   \
         const Sizes of = {tokens, heads, sharing, capacity, end, window, scale};                                       \

@@ -1,12 +1,21 @@
 //! Launches of `causal_attention.cuh`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{address, expect, expect_aligned, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
+
+kernels! {
+    /// What the queries of new tokens see of the cache; queries of `sharing` heads share keys and values.
+    Causal<T> = "opara_attention_causal_" {
+        batch: grid [1], dim: host, numel: u32, tokens: u32, heads: u32, sharing: u32, capacity: u32, end: u32, window: u32,
+        scale: f32,
+        q: wide in T [numel],
+        cache: wide in T [2 * batch * (heads / sharing) * capacity * dim],
+        start: early in u32 [batch],
+        y: out T [numel],
+    }
+}
 
 /// `THREADS` and `ROWS` of `causal_attention.cuh`: rows of a block are queries of one head each.
 const THREADS: u32 = 128;
@@ -103,34 +112,31 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     if !sizes.are_known() {
         bail!("no kernel for {sizes:?}")
     }
-    expect("the queries", q.len(), sizes.numel())?;
-    expect("the cache", cache.len(), sizes.cache())?;
-    expect("the positions", start.len(), batch)?;
-    expect("the result", y.len(), sizes.numel())?;
-    expect_aligned([q, cache].map(|at| address(at, device)), sizes)?;
     let code = code(dtype);
     let is_split = sizes.is_split() && Capabilities::of(device, code)?.has_clusters();
     let (shape, blocks) = if is_split { ("_split", SHARES) } else { ("", 1) };
-    let name = format!("opara_causal_attention_{head_dim}{shape}_{}", dtype.as_str());
-    let function = function(device, &name, code)?;
-    let numbers = [sizes.numel(), tokens, heads, heads / kv_heads, capacity, end, window.unwrap_or(0)];
-    let numbers = numbers.map(|n| n as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for number in &numbers {
-        launch.arg(number);
-    }
-    launch.arg(&scale).arg(q).arg(cache).arg(start).arg(y);
     let config = LaunchConfig {
         grid_dim: (sizes.blocks() as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads each row of `q`, a position a sequence, and places of the cache
-    // that are below `end` whatever the position is, and writes each of `numel` of `y`: all were held against the slices above. Rows are
-    // multiples of 16 bytes, as `are_known` saw, and begin at such. Work on the stream is in order, so nobody writes the cache meanwhile.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    Causal {
+        batch,
+        dim: head_dim,
+        numel: sizes.numel(),
+        tokens,
+        heads,
+        sharing: heads / kv_heads,
+        capacity,
+        end,
+        window: window.unwrap_or(0),
+        scale,
+        q,
+        cache,
+        start,
+        y: y.as_view_mut(),
+    }
+    .launch(device, &format!("{head_dim}{shape}_{}", dtype.as_str()), code, config)
 }
 
 #[cfg(test)]

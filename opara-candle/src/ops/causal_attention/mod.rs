@@ -1,8 +1,7 @@
 //! Attention of new tokens over a cache that has their keys and values already, on a GPU: a launch that reads as many places as the
 //! tokens see.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};

@@ -1,20 +1,39 @@
 //! Launches of `depthwise.cu`, and of the convolutions of `matmul.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::convolution::{Convolution, Operands};
-#[cfg(feature = "cudnn")]
-use crate::cuda::driver::kernels::arg_or_null;
-use crate::cuda::driver::kernels::{address, blocks, expect, function, ptx};
+use crate::cuda::driver::kernels::{address, blocks, kernels, ptx};
 use crate::cuda::operator::plane::Plane;
 #[cfg(feature = "cudnn")]
 use crate::ops::matmul::launch::{tiles_for, Tile};
 use crate::ops::{Activation, ConvConfig};
+
+kernels! {
+    /// Depthwise convolution.
+    Depthwise<T> = "opara_depthwise_" {
+        batch: host, numel: usize, channels: u32, h: u32, w: u32, oh: u32, ow: u32, kh: u32, kw: u32, stride: u32,
+        dilation: u32, top: u32, left: u32, relu: i32, activation: i32,
+        x: vector in T [batch * channels * h * w],
+        weight: vector in T [channels * kh * kw],
+        bias: vector in T [channels],
+        y: out T [numel],
+    }
+
+    /// A product of windows of images with a weight.
+    #[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "cuDNN's builds choose it"))]
+    Windows<T> = "opara_convolution_" {
+        rows: u32, columns: u32, inner: u32, activation: i32, h: u32, w: u32, channels: u32, taps: u32, stride: u32,
+        dilation: u32, top: u32, left: u32, oh: u32, ow: u32,
+        x: wide in T [rows / (oh * ow) * h * w * channels],
+        weight: wide in T [columns * inner],
+        bias: wide opt T [columns],
+        residual: wide opt T [rows * columns],
+        y: out T [rows * columns],
+    }
+}
 
 /// Depthwise convolution of `x` into `y`, in the layout of `plane`. The weight has `kernel.0 * kernel.1` elements per
 /// channel, in the same layout. The only activations are a ReLU of the input, and a ReLU or SiLU of the result.
@@ -36,36 +55,34 @@ pub(super) fn depthwise<T: DeviceRepr>(
     if !matches!(config.activation, Activation::None | Activation::Relu | Activation::Silu) {
         bail!("the depthwise kernel has no {:?}", config.activation)
     }
-    expect("the operand", x.len(), plane.elements())?;
-    expect("the weight", weight.len(), plane.channels() * kernel.0 * kernel.1)?;
-    expect("the bias", bias.len(), plane.channels())?;
-    expect("the result", y.len(), plane.results())?;
     if plane.results() == 0 {
         return Ok(());
     }
     let addresses = [x, weight, bias].map(|operand| address(operand, device));
     let (variant, threads) = variant(plane, kernel, config, dtype.size_in_bytes(), &addresses);
-    let name = format!("opara_depthwise_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, ptx::DEPTHWISE)?;
-    let numel = plane.results();
-    let p = config.padding;
-    let sizes = [plane.channels(), plane.from().0, plane.from().1, plane.to().0, plane.to().1, kernel.0, kernel.1];
-    let rest = [config.stride, config.dilation, p.top, p.left].map(|n| n as i32);
-    let activations = [i32::from(config.input_activation == Activation::Relu), config.activation.code()];
-    let integers = sizes.into_iter().map(|n| n as i32).chain(rest).chain(activations).collect::<Vec<_>>();
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel);
-    for n in &integers {
-        launch.arg(n);
+    let ((h, w), (oh, ow), (kh, kw), p) = (plane.from(), plane.to(), kernel, config.padding);
+    Depthwise {
+        batch: plane.batch(),
+        numel: plane.results(),
+        channels: plane.channels(),
+        h,
+        w,
+        oh,
+        ow,
+        kh,
+        kw,
+        stride: config.stride,
+        dilation: config.dilation,
+        top: p.top,
+        left: p.left,
+        relu: (config.input_activation == Activation::Relu).into(),
+        activation: config.activation.code(),
+        x,
+        weight,
+        bias,
+        y: y.as_view_mut(),
     }
-    launch.arg(x).arg(weight).arg(bias).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x`, one weight per
-    // channel and tap, one bias element per channel, and writes `results()` elements of `y`. The slice lengths were
-    // checked above. `Plane::new` checked that indices fit into 31 bits, and `variant` takes vectors only where sizes
-    // and addresses allow them.
-    unsafe { launch.launch(blocks(threads)) }.w()?;
-    Ok(())
+    .launch(device, &format!("{variant}_{}", dtype.as_str()), ptx::DEPTHWISE, blocks(threads))
 }
 
 /// The convolution `of` the operands, in f32 by tensor cores, into `y`.
@@ -88,29 +105,30 @@ pub(super) fn of_windows<T: DeviceRepr + candle::WithDType>(
         bail!("no kernel with {tile:?} supports {of:?}")
     }
     operands.check(of, y)?;
-    let (function, config) = tile.function(device, "convolution", &matmul)?;
+    let (variant, config) = tile.launch(&matmul);
     let ([_, channels, h, w], [_, _, oh, ow], [top, left]) = (of.x, of.y, of.padding);
-    let sizes = [matmul.rows, matmul.columns, matmul.inner].map(|n| n as u32);
-    let windows = [h, w, channels, of.weight[3], of.stride, of.dilation, top, left, oh, ow].map(|n| n as u32);
-    let activation = matmul.activation.code();
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
+    Windows {
+        rows: matmul.rows,
+        columns: matmul.columns,
+        inner: matmul.inner,
+        activation: matmul.activation.code(),
+        h,
+        w,
+        channels,
+        taps: of.weight[3],
+        stride: of.stride,
+        dilation: of.dilation,
+        top,
+        left,
+        oh,
+        ow,
+        x,
+        weight,
+        bias: Some(bias),
+        residual: residual.as_ref(),
+        y: y.as_view_mut(),
     }
-    launch.arg(&activation);
-    for size in &windows {
-        launch.arg(size);
-    }
-    launch.arg(x).arg(weight).arg(bias);
-    arg_or_null(&mut launch, residual.as_ref());
-    launch.arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `x` inside of the images, the weight, a bias element per
-    // column, and a residual of the result's size unless that is null, and writes the result. Slices and alignments were
-    // checked above, and `of_windows` that indices fit into 31 bits. The dynamic shared memory has the size that the kernel
-    // divides into stages.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    .launch(device, &variant, ptx::MATMUL, config)
 }
 
 /// The kernel variant and its number of threads. A thread takes as many neighbouring channels as the channel count and

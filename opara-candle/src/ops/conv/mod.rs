@@ -6,9 +6,7 @@ mod cuda;
 #[cfg(feature = "cudnn")]
 mod dense;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{bail, Module, Result, Tensor};
 

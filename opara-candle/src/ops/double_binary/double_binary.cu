@@ -42,7 +42,7 @@ __device__ inline void binary(unsigned columns, unsigned middle, unsigned inner,
 }
 
 #define BINARY(NAME, F)                                                                                                \
-    extern "C" __global__ void __launch_bounds__(THREADS) opara_double_##NAME##_f64(                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_double_##NAME##_f64(                       \
         size_t numel, unsigned columns, unsigned middle, unsigned inner, size_t x_outer, size_t x_middle,              \
         size_t x_inner, unsigned x_step, size_t y_outer, size_t y_middle, size_t y_inner, unsigned y_step,             \
         const double *x, const double *y, double *out) {                                                               \

@@ -1,13 +1,21 @@
 //! Launches of `double_binary.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::rows::{Rows, THREADS};
-use crate::cuda::driver::kernels::{expect, expect_f64, function, ptx};
+use crate::cuda::driver::kernels::{expect_f64, kernels, ptx, strided};
+
+kernels! {
+    /// An operation on two operands, each with strides over three dimensions and a step from one column to the next.
+    Binary<T> = "opara_elementwise_double_" {
+        outer: host, numel: usize, columns: u32, middle: u32, inner: u32, of_x: usize [3], x_step: u32, of_y: usize [3],
+        y_step: u32,
+        x: in T [strided([outer, middle, inner, columns], [of_x[0], of_x[1], of_x[2], x_step], 1)],
+        y: in T [strided([outer, middle, inner, columns], [of_y[0], of_y[1], of_y[2], y_step], 1)],
+        out: out T [numel],
+    }
+}
 
 /// One of the file's kernels on two operands, into `out`.
 ///
@@ -22,29 +30,15 @@ pub(super) fn double_binary<T: DeviceRepr>(
 ) -> Result<()> {
     expect_f64::<T>(operation)?;
     let Some(blocks) = rows.blocks() else { bail!("no kernel for {rows:?}") };
-    let numel = rows.elements();
-    expect("the first operand", x.len(), rows.needed(0))?;
-    expect("the second operand", y.len(), rows.needed(1))?;
-    expect("the result", out.len(), numel)?;
-    let Rows { dims: [_, middle, inner, columns], strides } = *rows;
-    let sizes = [columns, middle, inner].map(|n| n as u32);
-    let steps = strides.map(|of| of[3] as u32);
-    let function = function(device, operation, ptx::DOUBLE_BINARY)?;
+    let Rows { dims: [outer, middle, inner, columns], strides } = *rows;
+    let [[of_x @ .., x_step], [of_y @ .., y_step]] = strides;
     let config =
         LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    for (of, step) in strides.iter().zip(&steps) {
-        launch.arg(&of[0]).arg(&of[1]).arg(&of[2]).arg(step);
-    }
-    launch.arg(x).arg(y).arg(out);
-    // SAFETY: the arguments match the kernel's declaration. It reads each operand at the places of these rows, of which `expect` checked
-    // that the slices reach as far, and writes `numel` elements of `out`, which has as many. `blocks` checked that the kernel's indices of
-    // blocks and columns fit into 31 bits.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    let (numel, out) = (rows.elements(), out.as_view_mut());
+    Binary { outer, numel, columns, middle, inner, of_x, x_step, of_y, y_step, x, y, out }.launch(
+        device,
+        &format!("{operation}_f64"),
+        ptx::DOUBLE_BINARY,
+        config,
+    )
 }

@@ -49,9 +49,4 @@ impl Rows {
         let blocks = [outer, middle, inner].into_iter().try_fold(parts, usize::checked_mul);
         blocks.filter(|&blocks| blocks > 0 && blocks <= i32::MAX as usize && columns <= i32::MAX as usize)
     }
-
-    /// How many elements an operand needs.
-    pub fn needed(&self, operand: usize) -> usize {
-        self.dims.iter().zip(self.strides[operand]).map(|(dim, stride)| (dim - 1) * stride).sum::<usize>() + 1
-    }
 }

@@ -42,7 +42,7 @@ __device__ inline void multiply_add(double (&d)[4], const double (&a)[8], const 
 }
 
 // `x` is (batch, groups, inner, h, w), `weight` (kh * kw, groups, out, inner), `y` (batch, groups, out, oh, ow).
-extern "C" __global__ void __launch_bounds__(THREADS) opara_double_conv_f64(
+extern "C" __global__ void __launch_bounds__(THREADS) opara_convolution_double_f64(
     size_t numel, int groups, int out, int inner, int h, int w, int oh, int ow, int kh, int kw, int stride_rows,
     int stride_columns, int dilation_rows, int dilation_columns, int top, int left, const double *x, const double *weight,
     double *y) {

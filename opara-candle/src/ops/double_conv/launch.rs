@@ -1,15 +1,21 @@
 //! Launches of `double_conv.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::sizes::Sizes;
-use crate::cuda::driver::kernels::{allow_shared, expect, expect_f64, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{expect_f64, kernels, ptx, Capabilities};
 
-const KERNEL: &str = "opara_double_conv_f64";
+kernels! {
+    /// A convolution. `inner` and `out` are channels of a group.
+    DoubleConv<T> = "opara_convolution_double_" {
+        batch: host, numel: usize, groups: u32, out: u32, inner: u32, from: u32 [2], to: u32 [2], kernel: u32 [2],
+        stride: u32 [2], dilation: u32 [2], padding: u32 [2],
+        x: in T [batch * groups * inner * from[0] * from[1]],
+        weight: in T [kernel[0] * kernel[1] * groups * out * inner],
+        y: out T [numel],
+    }
+}
 
 /// `CHANNELS`, `PIXELS` and `THREADS` of `double_conv.cu`.
 const CHANNELS: usize = 64;
@@ -52,37 +58,27 @@ pub(super) fn double_conv<T: DeviceRepr>(
     weight: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    expect_f64::<T>(KERNEL)?;
+    expect_f64::<T>("the convolution")?;
     if !is_known(device, of)? {
         bail!("no kernel for {of:?}")
     }
     let Sizes { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = *of;
     let numel = batch * groups * out * to.0 * to.1;
-    expect("the operand", x.len(), batch * groups * inner * from.0 * from.1)?;
-    expect("the weight", weight.len(), kernel.0 * kernel.1 * groups * out * inner)?;
-    expect("the result", y.len(), numel)?;
     if numel == 0 {
         return Ok(());
     }
-    let function = function(device, KERNEL, ptx::DOUBLE_CONV)?;
-    allow_shared(&function, SHARED)?;
-    let pairs = [from, to, kernel, stride, dilation, padding];
-    let sizes = [groups, out, inner].into_iter().chain(pairs.into_iter().flat_map(|(rows, columns)| [rows, columns]));
-    let sizes: Vec<i32> = sizes.map(|n| n as i32).collect();
+    let [from, to, kernel] = [from, to, kernel].map(<[usize; 2]>::from);
+    let [stride, dilation, padding] = [stride, dilation, padding].map(<[usize; 2]>::from);
     let config = LaunchConfig {
         grid_dim: (blocks(of) as u32, groups as u32, 1),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: SHARED as u32,
     };
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(x).arg(weight).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads elements of `x` and `weight` within the sizes, and writes `numel`
-    // elements of `y`. All lengths were checked above, and `is_known` checked that the kernel's indices fit into 32 bits.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    let y = y.as_view_mut();
+    DoubleConv { batch, numel, groups, out, inner, from, to, kernel, stride, dilation, padding, x, weight, y }.launch(
+        device,
+        "f64",
+        ptx::DOUBLE_CONV,
+        config,
+    )
 }

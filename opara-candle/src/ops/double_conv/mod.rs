@@ -1,7 +1,6 @@
 //! Convolution in f64 on a GPU.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 mod sizes;
 
 use candle::cuda_backend::CudaDType;

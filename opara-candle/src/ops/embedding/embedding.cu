@@ -34,7 +34,7 @@ __device__ inline void embedding(unsigned numel, unsigned columns, size_t rows, 
 }
 
 #define EMBEDDING(I, ID, T, NAME)                                                                                      \
-    extern "C" __global__ void opara_embedding_##ID##_##NAME(unsigned numel, unsigned columns, size_t rows,            \
+    extern "C" __global__ void opara_gather_embedding_##ID##_##NAME(unsigned numel, unsigned columns, size_t rows,     \
         const I *ids, const T *table, T *y) {                                                                          \
         embedding<T, I>(numel, columns, rows, ids, table, y);                                                          \
     }

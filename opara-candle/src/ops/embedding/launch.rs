@@ -1,13 +1,20 @@
 //! Launches of `embedding.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result, WithDType};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
-use crate::cuda::driver::kernels::{expect, function, ptx, wide_blocks};
+use crate::cuda::driver::kernels::{kernels, ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
+
+kernels! {
+    /// The rows of a table at each id.
+    Embedding<T, I> = "opara_gather_embedding_" {
+        numel: u32, columns: u32, rows: usize,
+        ids: in I [numel / columns],
+        table: tested vector in T [rows.saturating_mul(columns)],
+        y: out T [numel],
+    }
+}
 
 /// Copies the row of `table` at each id to a row of `y`. `table` has `rows` rows. The largest value of `I` gives a row
 /// of zeros.
@@ -27,21 +34,15 @@ pub(super) fn embedding<T: DeviceRepr, I: DeviceRepr + WithDType>(
     if !of.are_countable() {
         bail!("{of:?}: the kernel indexes with 31 bits")
     }
-    expect("the result", y.len(), of.elements())?;
-    if of.elements() == 0 {
+    let (numel, columns) = (of.elements(), of.columns());
+    if numel == 0 {
         return Ok(());
     }
-    expect("the ids", ids.len(), of.elements() / of.columns())?;
-    expect("the table", table.len(), rows.saturating_mul(of.columns()))?;
-    let name = format!("opara_embedding_{}_{}", I::DTYPE.as_str(), dtype.as_str());
-    let function = function(device, &name, ptx::EMBEDDING)?;
-    let (numel, columns) = (of.elements() as u32, of.columns() as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&columns).arg(&rows).arg(ids).arg(table).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads one id per `columns` elements of `numel`, reads
-    // only rows of the table below `rows` (it asserts that), and writes `numel` elements of `y`. The slice lengths were
-    // checked above, and `numel` fits into 31 bits.
-    unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
-    Ok(())
+    let variant = format!("{}_{}", I::DTYPE.as_str(), dtype.as_str());
+    Embedding { numel, columns, rows, ids, table, y: y.as_view_mut() }.launch(
+        device,
+        &variant,
+        ptx::EMBEDDING,
+        wide_blocks(numel, dtype),
+    )
 }

@@ -61,11 +61,11 @@ __device__ inline void errors(size_t numel, double unit, const double *of_blocks
 }
 
 #define TOTALS(T, NAME)                                                                                                \
-    extern "C" __global__ void opara_error_moments_##NAME(size_t numel, const double *reference, const T *candle,      \
+    extern "C" __global__ void opara_reduction_error_moments_##NAME(size_t numel, const double *reference, const T *candle, \
                                                           const T *other, double *y) {                                 \
         moments<T>(numel, reference, candle, other, y);                                                                \
     }                                                                                                                  \
-    extern "C" __global__ void opara_error_totals_##NAME(size_t numel, double unit, const double *moments,             \
+    extern "C" __global__ void opara_reduction_error_totals_##NAME(size_t numel, double unit, const double *moments,   \
                                                          const double *reference, const T *candle, const T *other,     \
                                                          double *y) {                                                  \
         errors<T>(numel, unit, moments, reference, candle, other, y);                                                  \

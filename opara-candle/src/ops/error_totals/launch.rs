@@ -1,12 +1,30 @@
 //! Launches of `error_totals.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{expect, function, ptx, written};
+use crate::cuda::driver::kernels::{kernels, ptx, written};
+
+kernels! {
+    /// Elements where all three operands are finite, the sum of the references' squares there, and results that are not what they may be.
+    Moments<T> = "opara_reduction_error_moments_" {
+        blocks: grid [0], numel: usize,
+        reference: in f64 [numel],
+        candle: in T [numel],
+        other: in T [numel],
+        moments: out f64 [3 * blocks],
+    }
+
+    /// The sums of squared errors, and the largest errors.
+    Totals<T> = "opara_reduction_error_totals_" {
+        blocks: grid [0], numel: usize, unit: f64,
+        moments: in f64 [3 * blocks],
+        reference: in f64 [numel],
+        candle: in T [numel],
+        other: in T [numel],
+        totals: out f64 [4 * blocks],
+    }
+}
 
 /// `THREADS` of `error_totals.cu`.
 const THREADS: usize = 256;
@@ -33,26 +51,17 @@ pub(super) fn error_totals<T: DeviceRepr>(
     /// As many as fill a large device a few times.
     const MAX_BLOCKS: usize = 1024;
     let numel = reference.len();
-    expect("candle's result", candle.len(), numel)?;
-    expect("the other result", other.len(), numel)?;
     let blocks = numel.div_ceil(THREADS).clamp(1, MAX_BLOCKS);
     let config =
         LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 };
-    let of = |kernel: &str| function(device, &format!("opara_error_{kernel}_{}", dtype.as_str()), ptx::ERROR_TOTALS);
-    let (of_moments, of_totals) = (of("moments")?, of("totals")?);
-    let stream = device.cuda_stream();
+    let (variant, code) = (dtype.as_str(), ptx::ERROR_TOTALS);
     let moments = written::<f64>(device, 3 * blocks, |moments| {
-        let mut launch = stream.launch_builder(&of_moments);
-        launch.arg(&numel).arg(reference).arg(candle).arg(other).arg(moments);
-        // SAFETY: the arguments match the kernel's declaration. It reads `numel` elements of all three operands, of which `expect`
-        // checked that they have as many, and writes three numbers a block.
-        unsafe { launch.launch(config) }.w().map(drop)
+        Moments { blocks, numel, reference, candle, other, moments: moments.as_view_mut() }
+            .launch(device, variant, code, config)
     })?;
     let totals = written::<f64>(device, 4 * blocks, |totals| {
-        let mut launch = stream.launch_builder(&of_totals);
-        launch.arg(&numel).arg(&unit).arg(&moments).arg(reference).arg(candle).arg(other).arg(totals);
-        // SAFETY: as above; it reads the three numbers of each block, which has as many blocks, and writes four a block.
-        unsafe { launch.launch(config) }.w().map(drop)
+        let (moments, totals) = (&moments.as_view(), totals.as_view_mut());
+        Totals { blocks, numel, unit, moments, reference, candle, other, totals }.launch(device, variant, code, config)
     })?;
     let (moments, totals) = (device.clone_dtoh(&moments)?, device.clone_dtoh(&totals)?);
     Ok(OfBlocks { moments: moments.as_chunks().0.to_vec(), errors: totals.as_chunks().0.to_vec() })

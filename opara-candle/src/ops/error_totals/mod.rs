@@ -1,7 +1,6 @@
 //! Totals of errors on a GPU: how far two results are from double precision.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
 use candle::{DType, Result, Tensor};

@@ -4,7 +4,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Epilogue, Gemv, Operands};
+use super::launch::{self, Epilogue, Operands, Sizes};
 use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
@@ -53,7 +53,7 @@ fn run(
     }
     let rows = x.elem_count() / inner.max(1);
     let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::CODE)?;
-    let Some(of) = Gemv::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
+    let Some(of) = Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
     for operand in [Some(&x), Some(weight), scale.as_ref()].into_iter().flatten() {
@@ -67,7 +67,7 @@ fn run(
 }
 
 struct Few {
-    of: Gemv,
+    of: Sizes,
     eps: f32,
     weight: Tensor,
     scale: Option<Tensor>,

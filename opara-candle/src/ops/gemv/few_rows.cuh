@@ -12,13 +12,13 @@ template <typename T> __device__ inline void fetch(const T *at) { asm volatile("
 
 // Kernels of R rows, made of the header's `gemv<T, R, GATED>`. The first argument counts the results.
 #define GEMV(T, NAME, R)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gemv_##R##_##NAME(unsigned numel,                \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_matmul_gemv_##R##_##NAME(unsigned numel,         \
         unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
         const T *weight, const T *bias, const T *residual, T *y) {                                                     \
         gemv<T, R, false>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, residual,  \
                           y);                                                                                          \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_gated_gemv_##R##_##NAME(unsigned numel,          \
+    extern "C" __global__ void __launch_bounds__(WARPS * 32, 2) opara_matmul_gated_gemv_##R##_##NAME(unsigned numel,   \
         unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *scale,      \
         const T *weight, const T *bias, T *y) {                                                                        \
         gemv<T, R, true>(numel / columns, columns, inner, splits, activation, eps, x, scale, weight, bias, nullptr,    \

@@ -1,16 +1,34 @@
 //! Launches of `gemv.cuh`, for f32 and for one row, and `gemv_tensor.cuh`, for more rows of 16 bits.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{
-    address, allow_shared, arg_or_null, expect, expect_aligned, function, ptx, wide, Capabilities,
-};
+use crate::cuda::driver::kernels::{kernels, ptx, wide, Capabilities};
 use crate::ops::few_rows::FEW;
 use crate::ops::Activation;
+
+kernels! {
+    /// `activation(norm(x) * weightᵀ + bias) + residual` for `rows` rows of `x`.
+    Gemv<T> = "opara_matmul_gemv_" {
+        rows: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
+        x: wide in T [rows * inner],
+        scale: wide opt T [inner],
+        weight: early wide in T [columns * inner],
+        bias: early opt T [columns],
+        residual: opt T [numel],
+        y: out T [numel],
+    }
+
+    /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`, where a weight is `gate` and then `up`.
+    GatedGemv<T> = "opara_matmul_gated_gemv_" {
+        rows: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
+        x: wide in T [rows * inner],
+        scale: wide opt T [inner],
+        weight: early wide in T [2 * columns * inner],
+        bias: early opt T [2 * columns],
+        y: out T [numel],
+    }
+}
 
 /// `WARPS` of both headers.
 const WARPS: usize = 8;
@@ -21,15 +39,18 @@ struct Division {
     rows: usize,
     /// Bytes of a row that a warp takes at a time.
     chunk: usize,
-    /// Blocks that take turns: those that an H100 runs at once.
+    /// Blocks of a multiprocessor, which take turns.
     blocks: usize,
 }
 
 /// Of `gemv.cuh`: 16 bytes of a row for each lane.
-const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 * 132 };
+const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 };
 
 /// Of `gemv_tensor.cuh`.
-const TENSOR: Division = Division { rows: 16, chunk: 2 * 128, blocks: 2 * 132 };
+const TENSOR: Division = Division { rows: 16, chunk: 2 * 128, blocks: 2 };
+
+/// Multiprocessors that a weight is split for: an H100's on every device, since splits decide bits.
+const PROCESSORS: usize = 132;
 
 /// Chunks of its rows that a warp of `gemv.cuh` asks for ahead (`STEPS`), and one of `gemv_tensor.cuh` at most.
 const STEPS: usize = 4;
@@ -43,7 +64,7 @@ const APART: usize = 64;
 
 /// Sizes of a product with few rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Gemv {
+pub(super) struct Sizes {
     dtype: DType,
     /// Rows of `x`.
     rows: usize,
@@ -54,6 +75,8 @@ pub(super) struct Gemv {
     epilogue: Epilogue,
     /// Chunks of its rows that a warp asks for ahead.
     ahead: usize,
+    /// Multiprocessors of the device.
+    processors: usize,
 }
 
 /// What becomes of products.
@@ -75,7 +98,7 @@ impl Epilogue {
     }
 }
 
-impl Gemv {
+impl Sizes {
     /// Of these sizes, if there is a kernel for them.
     pub fn new(
         dtype: DType,
@@ -90,7 +113,8 @@ impl Gemv {
         let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        let mut of = Self { dtype, rows, columns, inner, epilogue, ahead: 1 };
+        let processors = capabilities.processors();
+        let mut of = Self { dtype, rows, columns, inner, epilogue, ahead: 1, processors };
         let has_kernel =
             if of.is_on_tensor_cores() { rows <= 16 && capabilities.has_tensor_cores() } else { rows <= 8 };
         if !is_some || !are_countable || !has_kernel || !inner.is_multiple_of(wide(dtype)) {
@@ -156,7 +180,7 @@ impl Gemv {
 
     /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
     fn steps(&self, splits: usize) -> usize {
-        self.groups().div_ceil(self.division().blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
+        self.groups().div_ceil(PROCESSORS * self.division().blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
     }
 
     /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight and the kernel alone, so that the
@@ -166,7 +190,7 @@ impl Gemv {
     }
 
     fn blocks(&self) -> u32 {
-        self.groups().div_ceil(WARPS / self.splits()).min(self.division().blocks) as u32
+        self.groups().div_ceil(WARPS / self.splits()).min(self.processors * self.division().blocks) as u32
     }
 
     /// Bytes of shared memory that the launch asks for: `x`, and what the warps ask for ahead.
@@ -216,54 +240,32 @@ pub(super) struct Operands<'a, T> {
 /// Slices that are too short or begin elsewhere than at multiples of 16 bytes, or a launch that fails.
 pub(super) fn gemv<T: DeviceRepr>(
     device: &CudaDevice,
-    of: &Gemv,
+    of: &Sizes,
     x: &CudaView<T>,
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Gemv { rows, columns, inner, .. } = *of;
+    let Sizes { rows, columns, inner, .. } = *of;
     let Operands { scale, eps, weight, bias, residual } = *operands;
-    let weights = of.epilogue.rows() * columns;
-    expect("the operand", x.len(), rows * inner)?;
-    expect("the weight", weight.len(), weights * inner)?;
-    expect("the scale", scale.map_or(inner, CudaView::len), inner)?;
-    expect("the bias", bias.map_or(weights, CudaView::len), weights)?;
-    expect("the residual", residual.map_or(rows * columns, CudaView::len), rows * columns)?;
-    expect("the result", y.len(), rows * columns)?;
-    expect_aligned([Some(x), Some(weight), scale].into_iter().flatten().map(|at| address(at, device)), of)?;
-    let (kind, activation) = match of.epilogue {
-        Epilogue::Added(activation) => ("gemv", activation.code()),
-        Epilogue::Gated(activation) => ("gated_gemv", activation.code()),
-    };
-    let (rows, name, code) = (of.kernel(), of.dtype.as_str(), of.module());
-    let function = function(device, &format!("opara_{kind}_{rows}_{name}"), code)?;
-    // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-    allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
-    let sizes = [of.rows * columns, columns, inner, of.splits()].map(|n| n as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(&activation).arg(&eps).arg(x);
-    arg_or_null(&mut launch, scale);
-    launch.arg(weight);
-    arg_or_null(&mut launch, bias);
-    if matches!(of.epilogue, Epilogue::Added(_)) {
-        arg_or_null(&mut launch, residual);
-    }
-    launch.arg(y);
+    let (numel, splits, y) = (rows * columns, of.splits(), y.as_view_mut());
+    let (variant, code) = (format!("{}_{}", of.kernel(), of.dtype.as_str()), of.module());
     let config = LaunchConfig {
         grid_dim: (of.blocks(), 1, 1),
         block_dim: (32 * WARPS as u32, 1, 1),
         shared_mem_bytes: of.shared() as u32,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * inner` elements of `x`, `inner` of a scale, all
-    // rows of the weight and a number of the bias for each, a residual for each result, nothing through null, and writes each of
-    // `rows * columns` of `y`: all were held against the slices above. What it loads 16 bytes of begins at multiples of 16 bytes,
-    // rows too, whose lengths `Gemv::new` saw. Shared memory is as large as the kernel divides it.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    match of.epilogue {
+        Epilogue::Added(activation) => {
+            let activation = activation.code();
+            Gemv { rows, numel, columns, inner, splits, activation, eps, x, scale, weight, bias, residual, y }
+                .launch(device, &variant, code, config)
+        }
+        Epilogue::Gated(activation) => {
+            let activation = activation.code();
+            GatedGemv { rows, numel, columns, inner, splits, activation, eps, x, scale, weight, bias, y }
+                .launch(device, &variant, code, config)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -275,7 +277,7 @@ mod tests {
     fn splits_depend_on_the_weight_alone_and_leave_the_fewest_steps() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         let plain = Epilogue::Added(Activation::None);
-        let new = |dtype, rows, columns, inner, epilogue| Gemv::new(dtype, [rows, columns, inner], epilogue, &hopper);
+        let new = |dtype, rows, columns, inner, epilogue| Sizes::new(dtype, [rows, columns, inner], epilogue, &hopper);
         let of = |dtype, rows, columns, inner| new(dtype, rows, columns, inner, plain).expect("it fits");
         for (columns, inner, of_f32, of_f16) in
             [(1152, 896, 8, 8), (896, 896, 8, 8), (896, 4864, 8, 8), (151_936, 896, 1, 1), (8, 64, 1, 1)]
@@ -306,6 +308,6 @@ mod tests {
         assert_eq!(new(DType::F16, 2, 64, 14_336, plain), None, "what eight rows have no room for");
         assert!(new(DType::F16, 1, 64, 14_336, plain).is_some(), "one row has a kernel of its own");
         let turing = capabilities("sm_75", 75, 64 << 10);
-        assert_eq!(Gemv::new(DType::F16, [2, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
+        assert_eq!(Sizes::new(DType::F16, [2, 64, 64], plain, &turing), None, "no tensor cores that the kernel knows");
     }
 }

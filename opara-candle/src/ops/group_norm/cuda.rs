@@ -60,9 +60,9 @@ impl Kernel for GroupNorm {
                 return launch::normalise(device, dtype, norm, operands, None, y);
             }
             let moments = written(device, 2 * parts * norm.of.count(), |moments| {
-                launch::moments(device, dtype, norm.of, operands, moments)
+                launch::moments(device, dtype, norm.of, &x, moments)
             })?;
-            launch::normalise(device, dtype, norm, operands, Some(&moments), y)
+            launch::normalise(device, dtype, norm, operands, Some(&moments.as_view()), y)
         })
     }
 }

@@ -38,15 +38,15 @@ __device__ inline void group_apply(unsigned groups, unsigned per, unsigned plane
 
 // Two blocks a multiprocessor have enough loads under way, and registers for the channels of a thread.
 #define KERNELS(T, N, NHWC, NAME)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_group_norm_##NAME(unsigned groups, unsigned per,    \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_norm_group_##NAME(unsigned groups, unsigned per,    \
         unsigned plane, unsigned share, float eps, int silu, const T *x, const T *scale, const T *shift, T *y) {       \
         group_norm<T, N, NHWC>(groups, per, plane, share, eps, silu, x, scale, shift, y);                              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_group_moments_##NAME(unsigned groups, unsigned per, \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_norm_group_moments_##NAME(unsigned groups, unsigned per, \
         unsigned plane, unsigned share, const T *x, float2 *moments) {                                                 \
         group_moments<T, N, NHWC>(groups, per, plane, share, x, moments);                                              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_group_apply_##NAME(unsigned groups, unsigned per,   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2) opara_norm_group_apply_##NAME(unsigned groups, unsigned per, \
         unsigned plane, unsigned share, float eps, int silu, const T *x, const T *scale, const T *shift,               \
         const float2 *moments, T *y) {                                                                                 \
         group_apply<T, N, NHWC>(groups, per, plane, share, eps, silu, x, scale, shift, moments, y);                    \

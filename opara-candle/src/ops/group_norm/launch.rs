@@ -1,12 +1,37 @@
 //! Launches of `group_norm.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{address, expect, function, ptx, wide};
+use crate::cuda::driver::kernels::{address, kernels, ptx, wide};
+
+kernels! {
+    /// Group norm in one launch.
+    GroupNorm<T> = "opara_norm_group_" {
+        images: grid [2], groups: u32, per: u32, plane: u32, share: u32, eps: f32, silu: i32,
+        x: vector in T [images * groups * per * plane],
+        scale: in T [groups * per],
+        shift: in T [groups * per],
+        y: out T [images * groups * per * plane],
+    }
+
+    /// The mean and the sum of squared distances of each part of each group.
+    GroupMoments<T> = "opara_norm_group_moments_" {
+        parts: grid [0], images: grid [2], groups: u32, per: u32, plane: u32, share: u32,
+        x: vector in T [images * groups * per * plane],
+        moments: out f32 [2 * parts * images * groups],
+    }
+
+    /// Group norm by the moments of the parts.
+    GroupApply<T> = "opara_norm_group_apply_" {
+        parts: grid [0], images: grid [2], groups: u32, per: u32, plane: u32, share: u32, eps: f32, silu: i32,
+        x: vector in T [images * groups * per * plane],
+        scale: in T [groups * per],
+        shift: in T [groups * per],
+        moments: vector in f32 [2 * parts * images * groups],
+        y: out T [images * groups * per * plane],
+    }
+}
 
 /// Threads per block of `group_norm.cu`.
 const THREADS: usize = 512;
@@ -21,7 +46,8 @@ const PART: usize = 4;
 /// Parts at most: four for each lane of the warp that merges their moments.
 const PARTS: usize = 128;
 
-/// Blocks at most if there are parts: the 132 multiprocessors of an H100 run two each at a time.
+/// Blocks at most if there are parts: the multiprocessors of an H100 run two each at a time. Other devices have as many, since parts
+/// decide bits.
 const BLOCKS: usize = 4 * 132;
 
 /// Groups of neighbouring channels of some images, and how blocks share them: `slices` blocks share the channels of an image, and
@@ -132,38 +158,22 @@ impl Groups {
         self.groups * self.per
     }
 
-    fn elements(&self) -> usize {
-        self.images * self.channels() * self.plane
-    }
-
-    /// The kernel of this name.
+    /// The variant of a kernel.
     ///
     /// # Errors
     /// An address that its vectors cannot begin at.
-    fn kernel(&self, device: &CudaDevice, name: &str, dtype: DType, at: u64) -> Result<CudaFunction> {
+    fn variant(&self, dtype: DType, at: u64) -> Result<String> {
         let Self { vector, channels_last, .. } = *self;
         if !self.begins_vectors(dtype, at) {
             bail!("address {at:#x} does not begin a vector of {vector} elements")
         }
         let layout = if channels_last { "nhwc" } else { "nchw" };
-        let name = format!("opara_{name}_{layout}{vector}_{}", dtype.as_str());
-        function(device, &name, ptx::GROUP_NORM)
-    }
-
-    /// Sizes as the kernels take them: groups, channels of each, pixels, pixels or vectors of a part.
-    fn sizes(&self) -> [u32; 4] {
-        [self.groups, self.per, self.plane, self.share].map(|n| n as u32)
+        Ok(format!("{layout}{vector}_{}", dtype.as_str()))
     }
 
     fn config(&self) -> LaunchConfig {
         let grid_dim = [self.parts, self.slices, self.images].map(|n| n as u32).into();
         LaunchConfig { grid_dim, block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
-    }
-
-    fn expect<T>(&self, [x, scale, shift]: [&CudaView<T>; 3]) -> Result<()> {
-        expect("the operand", x.len(), self.elements())?;
-        expect("the scale", scale.len(), self.channels())?;
-        expect("the shift", shift.len(), self.channels())
     }
 }
 
@@ -175,24 +185,17 @@ pub(super) fn moments<T: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
     of: Groups,
-    [x, scale, shift]: [&CudaView<T>; 3],
+    x: &CudaView<T>,
     moments: &mut CudaSlice<f32>,
 ) -> Result<()> {
-    of.expect([x, scale, shift])?;
-    expect("the moments", moments.len(), 2 * of.parts() * of.count())?;
-    let function = of.kernel(device, "group_moments", dtype, address(x, device))?;
-    let sizes = of.sizes();
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(x).arg(moments);
-    // SAFETY: the arguments match the kernel's declaration. It reads `elements()` elements of `x`, and writes two numbers for
-    // each part of each group. The slice lengths were checked above, `Groups::new` checked lengths for the vectors that it loads, and
-    // `kernel` their address.
-    unsafe { launch.launch(of.config()) }.w()?;
-    Ok(())
+    let Groups { images, groups, per, plane, parts, share, .. } = of;
+    let variant = of.variant(dtype, address(x, device))?;
+    GroupMoments { parts, images, groups, per, plane, share, x, moments: moments.as_view_mut() }.launch(
+        device,
+        &variant,
+        ptx::GROUP_NORM,
+        of.config(),
+    )
 }
 
 /// Group norm of `x`, scaled and shifted, into `y`: by the moments of its parts, if there are several, else in one launch.
@@ -204,33 +207,22 @@ pub(super) fn normalise<T: DeviceRepr>(
     dtype: DType,
     norm: Norm,
     [x, scale, shift]: [&CudaView<T>; 3],
-    moments: Option<&CudaSlice<f32>>,
+    moments: Option<&CudaView<f32>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Norm { of, eps, silu } = norm;
-    of.expect([x, scale, shift])?;
-    let needed = if of.parts() > 1 { 2 * of.parts() * of.count() } else { 0 };
-    expect("the moments", moments.map_or(0, CudaSlice::len), needed)?;
-    expect("the result", y.len(), of.elements())?;
-    let name = if moments.is_some() { "group_apply" } else { "group_norm" };
-    let function = of.kernel(device, name, dtype, address(x, device))?;
-    let (sizes, silu) = (of.sizes(), i32::from(silu));
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
+    let Groups { images, groups, per, plane, parts, share, .. } = of;
+    let (silu, y) = (i32::from(silu), y.as_view_mut());
+    let (variant, code, config) = (of.variant(dtype, address(x, device))?, ptx::GROUP_NORM, of.config());
+    match moments {
+        Some(moments) => {
+            GroupApply { parts, images, groups, per, plane, share, eps, silu, x, scale, shift, moments, y }
+                .launch(device, &variant, code, config)
+        }
+        None if parts > 1 => bail!("{of:?} are normalised by their moments"),
+        None => GroupNorm { images, groups, per, plane, share, eps, silu, x, scale, shift, y }
+            .launch(device, &variant, code, config),
     }
-    launch.arg(&eps).arg(&silu).arg(x).arg(scale).arg(shift);
-    if let Some(moments) = moments {
-        launch.arg(moments);
-    }
-    launch.arg(y);
-    // SAFETY: the arguments match the declaration of the kernel, which takes moments if its name says so. It reads `elements()`
-    // elements of `x`, one of scale and shift per channel and two moments per part of a group, if there are several, and writes
-    // `elements()` elements of `y`, which begins an allocation. The slice lengths were checked above, `Groups::new` checked lengths for
-    // the vectors that it loads, and `kernel` their address.
-    unsafe { launch.launch(of.config()) }.w()?;
-    Ok(())
 }
 
 #[cfg(test)]
@@ -260,13 +252,13 @@ mod tests {
     /// The elements that each block loads and stores, as `group.cuh` and `slice.cuh` do, with the threads that do.
     fn visits(of: &Groups, mut visit: impl FnMut([usize; 3], usize, usize)) {
         let Groups { per, plane, vector, .. } = *of;
-        let ([parts, slices, images], [_, _, _, share]) = ([of.parts, of.slices, of.images], of.sizes());
+        let (parts, slices, images, share) = (of.parts, of.slices, of.images, of.share);
         let width = of.channels() / slices;
         for block in (0..images).flat_map(|z| (0..slices).flat_map(move |y| (0..parts).map(move |x| [x, y, z]))) {
             let [part, slice, image] = block;
             let units = if of.channels_last { plane } else { per * plane / vector };
-            let first = (part * share as usize).min(units);
-            let end = (first + share as usize).min(units);
+            let first = (part * share).min(units);
+            let end = (first + share).min(units);
             for thread in 0..THREADS {
                 if !of.channels_last {
                     for at in (first + thread..end).step_by(THREADS) {
@@ -296,7 +288,7 @@ mod tests {
                     continue;
                 };
                 let (per, plane) = (of.per, of.plane);
-                let mut seen = vec![0u8; of.elements()];
+                let mut seen = vec![0u8; of.images * of.channels() * plane];
                 let mut channels = BTreeMap::new();
                 visits(&of, |block, thread, first| {
                     assert_eq!(first % of.vector, 0, "{of:?}: a vector is not aligned");

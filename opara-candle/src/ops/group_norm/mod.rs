@@ -3,9 +3,7 @@
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{Module, Result, Tensor};
 use candle_nn::GroupNorm;

@@ -33,7 +33,7 @@ __device__ inline void split_heads(unsigned numel, unsigned seq, unsigned heads,
 }
 
 #define KERNELS(T, NAME)                                                                                               \
-    extern "C" __global__ void opara_split_heads_##NAME(unsigned numel, unsigned seq, unsigned heads, unsigned dim,    \
+    extern "C" __global__ void opara_layout_split_heads_##NAME(unsigned numel, unsigned seq, unsigned heads, unsigned dim, \
         unsigned pitch, double scale, const T *x, const T *bias, T *y) {                                               \
         split_heads<T>(numel, seq, heads, dim, pitch, scale, x, bias, y);                                              \
     }

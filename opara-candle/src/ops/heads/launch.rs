@@ -1,13 +1,20 @@
 //! Launches of `heads.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
-use crate::cuda::driver::kernels::{arg_or_null, expect, extent, function, ptx, wide_blocks};
+use crate::cuda::driver::kernels::{kernels, ptx, strided, wide_blocks};
 use crate::cuda::operator::rows::Rows;
+
+kernels! {
+    /// `(x + bias) * scale`, heads before tokens. `pitch` elements are from one token to the next in `x`.
+    SplitHeads<T> = "opara_layout_split_heads_" {
+        numel: u32, seq: u32, heads: u32, dim: u32, pitch: u32, scale: f64,
+        x: vector in T [strided([numel / (heads * dim)], [pitch], heads * dim)],
+        bias: vector opt T [heads * dim],
+        y: out T [numel],
+    }
+}
 
 /// The shape of an attention operand: `heads` heads of `dim` elements for each of `seq` tokens.
 #[derive(Debug, Clone, Copy)]
@@ -62,26 +69,15 @@ pub(super) fn split_heads<T: DeviceRepr>(
     bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let hidden = of.heads * of.dim;
-    expect("the operand", x.len(), extent([(of.batch * of.seq, of.pitch), (hidden, 1)]))?;
-    expect("the bias", bias.map_or(hidden, CudaView::len), hidden)?;
-    expect("the result", y.len(), of.elements())?;
-    if of.elements() == 0 {
+    let Heads { seq, heads, dim, pitch, .. } = *of;
+    let (numel, y) = (of.elements(), y.as_view_mut());
+    if numel == 0 {
         return Ok(());
     }
-    let function = function(device, &format!("opara_split_heads_{}", dtype.as_str()), ptx::HEADS)?;
-    let sizes = [of.elements(), of.seq, of.heads, of.dim, of.pitch].map(|n| n as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(&scale).arg(x);
-    arg_or_null(&mut launch, bias);
-    launch.arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `x` up to its last token, reads `heads * dim`
-    // elements of the bias unless that is null, and writes `elements()` elements of `y`. The slice lengths were checked
-    // above, and `Heads::new` checked that indices fit into 31 bits.
-    unsafe { launch.launch(wide_blocks(of.elements(), dtype)) }.w()?;
-    Ok(())
+    SplitHeads { numel, seq, heads, dim, pitch, scale, x, bias, y }.launch(
+        device,
+        dtype.as_str(),
+        ptx::HEADS,
+        wide_blocks(numel, dtype),
+    )
 }

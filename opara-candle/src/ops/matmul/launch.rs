@@ -1,14 +1,22 @@
 //! Launches of `matmul.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{address, allow_shared, arg_or_null, expect, function, ptx, wide, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, wide, Capabilities};
 use crate::cuda::driver::matmul::Matmul;
 use crate::ops::ProductPrecision;
+
+kernels! {
+    /// `activation(x * weightᵀ + bias)`.
+    Product<T> = "opara_matmul_product_" {
+        rows: u32, columns: u32, inner: u32, activation: i32,
+        x: wide in T [rows * inner],
+        weight: wide in T [columns * inner],
+        bias: wide opt T [columns],
+        y: out T [rows * columns],
+    }
+}
 
 /// The tile of the output that a block computes, and the K-split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,22 +57,16 @@ impl Tile {
         3 * (2 * COLUMNS + self.rows()) * 128
     }
 
-    /// The kernel of this kind, `product` or `convolution`, and its launch shape for a matmul.
-    ///
-    /// # Errors
-    /// A failed driver call.
-    pub fn function(self, device: &CudaDevice, kind: &str, of: &Matmul) -> Result<(CudaFunction, LaunchConfig)> {
-        let name = format!("opara_{kind}_{}x{COLUMNS}_by{}_f32", self.rows(), self.splits);
-        let function = function(device, &name, ptx::MATMUL)?;
-        let shared = self.shared();
-        allow_shared(&function, shared)?;
+    /// The variant of a kernel, and its launch shape for a matmul.
+    pub fn launch(self, of: &Matmul) -> (String, LaunchConfig) {
+        let variant = format!("{}x{COLUMNS}_by{}_f32", self.rows(), self.splits);
         let blocks = [of.columns.div_ceil(COLUMNS), of.rows.div_ceil(self.rows()), self.splits].map(|n| n as u32);
         let config = LaunchConfig {
             grid_dim: blocks.into(),
             block_dim: (128 * self.warpgroups as u32, 1, 1),
-            shared_mem_bytes: shared as u32,
+            shared_mem_bytes: self.shared() as u32,
         };
-        Ok((function, config))
+        (variant, config)
     }
 }
 
@@ -120,31 +122,16 @@ pub(super) fn matmul<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Matmul { rows, inner, columns, .. } = *of;
-    let are_aligned =
-        [Some(x), Some(weight), bias].into_iter().flatten().all(|at| address(at, device).is_multiple_of(16));
-    if !tiles_for(device, of)?.contains(&tile) || of.bias != bias.is_some() || !are_aligned {
+    if !tiles_for(device, of)?.contains(&tile) || of.bias != bias.is_some() {
         bail!("no kernel with {tile:?} supports {of:?} with these operands")
     }
-    expect("the operand", x.len(), rows * inner)?;
-    expect("the weight", weight.len(), columns * inner)?;
-    expect("the bias", bias.map_or(columns, CudaView::len), columns)?;
-    expect("the result", y.len(), rows * columns)?;
-    let (function, config) = tile.function(device, "product", of)?;
-    let (sizes, activation) = ([rows, columns, inner].map(|n| n as u32), of.activation.code());
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    launch.arg(&activation).arg(x).arg(weight);
-    arg_or_null(&mut launch, bias);
-    launch.arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `rows * inner` elements of `x`, `columns * inner`
-    // of the weight, `columns` of the bias unless that is null, and writes `rows * columns` elements of `y`. The slice
-    // lengths and alignments were checked above. The dynamic shared memory has the size that the kernel divides into
-    // stages.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    let ((variant, config), y) = (tile.launch(of), y.as_view_mut());
+    Product { rows, columns, inner, activation: of.activation.code(), x, weight, bias, y }.launch(
+        device,
+        &variant,
+        ptx::MATMUL,
+        config,
+    )
 }
 
 #[cfg(test)]
@@ -206,7 +193,7 @@ mod tests {
         let has_kernels = ptx::MATMUL.contains(".entry");
         assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
         for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
-            for kind in ["product", "convolution"] {
+            for kind in ["matmul_product", "convolution"] {
                 let name = format!(".entry opara_{kind}_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
                 assert!(ptx::MATMUL.contains(&name), "{name}");
             }

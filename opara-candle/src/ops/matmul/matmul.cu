@@ -324,7 +324,7 @@ __device__ inline void product(unsigned columns, unsigned inner, int activation,
 
 #define PRODUCT(GROUPS, BLOCKS, SPLITS, NAME)                                                                          \
     KERNEL(GROUPS, BLOCKS, SPLITS)                                                                                     \
-    opara_product_##NAME##_f32(unsigned rows, unsigned columns, unsigned inner, int activation, const float *x,        \
+    opara_matmul_product_##NAME##_f32(unsigned rows, unsigned columns, unsigned inner, int activation, const float *x, \
                                const float *weight, const float *bias, float *y) {                                     \
         product<GROUPS, SPLITS>(columns, inner, activation, Matrix{x, rows, inner}, weight, bias, nullptr, y);         \
     }                                                                                                                  \

@@ -1,13 +1,25 @@
 //! Launches of `new_tokens.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{address, arg_or_null, expect, expect_aligned, function, ptx};
+use crate::cuda::driver::kernels::{kernels, ptx};
 use crate::cuda::operator::places::{lanes, EACH, THREADS};
+
+kernels! {
+    /// Keys and values of the new tokens into the cache, and their queries apart.
+    New<T> = "opara_elementwise_new_tokens_" {
+        batch: host, numel: u32, tokens: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
+        eps: f32,
+        qkv: wide in T [batch * tokens * (heads + 2 * kv_heads) * dim],
+        q_norm: wide opt T [dim],
+        k_norm: wide guarded T [dim],
+        start: early in u32 [batch],
+        rotary: early wide guarded f32 [positions * 2 * pairs],
+        cache: wide cache T [2 * batch * kv_heads * capacity * dim],
+        y: out T [numel],
+    }
+}
 
 /// Sizes of a launch.
 #[derive(Debug, Clone, Copy)]
@@ -79,44 +91,32 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, eps } = *sizes;
     let Operands { norms, start, rotary, cache } = *operands;
     let Some(lanes) = sizes.lanes() else { bail!("no kernel for {sizes:?}") };
-    let numel = batch * tokens * heads * head_dim;
-    expect("the new tokens", qkv.len(), sizes.read())?;
-    expect("the positions", start.len(), batch)?;
-    expect("the rotary table", rotary.map_or(0, CudaView::len), positions * 2 * pairs)?;
-    expect("the cache", cache.len(), sizes.cache())?;
-    expect("the norms", norms.map_or(head_dim, |(q, k)| q.len().min(k.len())), head_dim)?;
-    expect("the queries", y.len(), numel)?;
-    let elements = [Some(qkv), Some(cache), norms.map(|(q, _)| q), norms.map(|(_, k)| k)];
-    let table = rotary.map(|at| address(at, device));
-    let addresses = elements.into_iter().flatten().map(|at| address(at, device)).chain(table);
-    expect_aligned(addresses, sizes)?;
-    let name = format!("opara_new_tokens_{lanes}_{}", dtype.as_str());
-    let function = function(device, &name, ptx::NEW_TOKENS)?;
-    let numbers = [numel, tokens, heads, kv_heads, head_dim, pairs, positions, capacity].map(|n| n as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for number in &numbers {
-        launch.arg(number);
-    }
-    launch.arg(&eps).arg(qkv);
-    arg_or_null(&mut launch, norms.map(|(q, _)| q));
-    arg_or_null(&mut launch, norms.map(|(_, k)| k));
-    launch.arg(start);
-    arg_or_null(&mut launch, rotary);
-    launch.arg(cache).arg(y);
     let rows = batch * tokens * (heads + 2 * kv_heads);
     let config = LaunchConfig {
         grid_dim: (rows.div_ceil(THREADS as usize / lanes) as u32, 1, 1),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads each head of `qkv`, a position a sequence, and a row of the
-    // table below its end whatever the position is, nothing through null. It writes each of `numel` of `y`, and of the cache the places
-    // of the new tokens that are below its end. All were held against the slices above, and are counted in 31 bits, the cache in more.
-    // Everything that it loads and stores 16 bytes of begins at multiples of 16 bytes, heads too, whose sizes `lanes` saw. Work on the
-    // stream is in order, so nobody reads the cache meanwhile.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    New {
+        batch,
+        numel: batch * tokens * heads * head_dim,
+        tokens,
+        heads,
+        kv_heads,
+        dim: head_dim,
+        pairs,
+        positions,
+        capacity,
+        eps,
+        qkv,
+        q_norm: norms.map(|(q, _)| q),
+        k_norm: norms.map(|(_, k)| k),
+        start,
+        rotary,
+        cache,
+        y: y.as_view_mut(),
+    }
+    .launch(device, &format!("{lanes}_{}", dtype.as_str()), ptx::NEW_TOKENS, config)
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! New tokens' keys and values into a cache, on a GPU: a launch that normalises and turns them, and their queries, first.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};

@@ -38,7 +38,7 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
 }
 
 #define NEW_TOKENS(T, NAME, LANES)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(THREADS) opara_new_tokens_##LANES##_##NAME(                           \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_new_tokens_##LANES##_##NAME(               \
         unsigned numel, unsigned tokens, unsigned heads, unsigned kv_heads, unsigned dim, unsigned pairs,              \
         unsigned positions, unsigned capacity, float eps, const T *qkv, const T *q_scale, const T *k_scale,            \
         const unsigned *start, const float *rotary, T *cache, T *y) {                                                  \

@@ -127,15 +127,15 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
 // Kernels for rows of any length, and SHORT ones for rows of at most one 16-byte vector per thread. `add_rms_norm`
 // writes the sum, and behind it the normalised sum.
 #define NORMS(T, SHORT, NAME)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_layer_norm_##NAME(size_t rows, unsigned columns,   \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_layer_##NAME(size_t rows, unsigned columns,   \
         float eps, const T *x, const T *bias, const T *residual, const T *scale, const T *shift, T *y) {               \
         norm<T, true, SHORT>(rows, columns, eps, x, bias, residual, scale, shift, nullptr, y);                         \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_rms_norm_##NAME(size_t rows, unsigned columns, float eps, \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_rms_##NAME(size_t rows, unsigned columns, float eps, \
         const T *x, const T *scale, T *y) {                                                                            \
         norm<T, false, SHORT>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, nullptr, y);                    \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_add_rms_norm_##NAME(size_t rows, unsigned columns, \
+    extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_add_rms_##NAME(size_t rows, unsigned columns, \
         float eps, const T *x, const T *residual, const T *scale, T *y) {                                              \
         norm<T, false, SHORT>(rows, columns, eps, x, nullptr, residual, scale, nullptr, y, y + rows * columns);        \
     }

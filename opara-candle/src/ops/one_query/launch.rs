@@ -1,14 +1,24 @@
 //! Launches of `one_query.cuh`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{address, arg_or_null, expect, extent, function, ptx, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, strided, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::places::{Split, THREADS};
+
+kernels! {
+    /// What each query sees of the keys and values.
+    OneQuery<T> = "opara_attention_one_query_" {
+        batch: grid [1], numel: u32, heads: u32, dim: u32, keys: u32, of_q: u32 [2], of_k: u32 [3], of_v: u32 [3],
+        of_bias: u32 [2], scale: f32,
+        q: wide in T [strided([batch, heads], of_q, dim)],
+        k: early wide in T [strided([batch, heads, keys], of_k, dim)],
+        v: early wide in T [strided([batch, heads, keys], of_v, dim)],
+        bias: early opt T [strided([batch, heads], of_bias, keys)],
+        y: out T [numel],
+    }
+}
 
 /// Sizes of a launch, with the layouts of queries, keys and values.
 #[derive(Debug, Clone, Copy)]
@@ -63,44 +73,35 @@ pub(super) fn one_query<T: DeviceRepr>(
     let Operands { q, k, v, bias } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let ([batch, heads, _, dim], keys) = (of_q.dims(), of_k.dims()[2]);
-    for (what, operand, of) in [("the query", q, of_q), ("the key", k, of_k), ("the value", v, of_v)] {
-        expect(what, operand.len(), of.needed())?;
-        if !address(operand, device).is_multiple_of(16) {
-            bail!("{what} of {sizes:?} does not begin at a multiple of 16 bytes")
-        }
-    }
-    let needed = extent([(batch, of_bias[0]), (heads, of_bias[1]), (keys, 1)]);
-    expect("the bias", bias.map_or(needed, CudaView::len), needed)?;
-    let numel = batch * heads * dim;
-    expect("the result", y.len(), numel)?;
     let code = match dtype {
         DType::F16 => ptx::ONE_QUERY_F16,
         DType::BF16 => ptx::ONE_QUERY_BF16,
         _ => ptx::ONE_QUERY_F32,
     };
-    let name = format!("opara_one_query_attention_{}_{}", split.name(), dtype.as_str());
-    let function = function(device, &name, code)?;
+    let variant = format!("{}_{}", split.name(), dtype.as_str());
     let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
-    let ([q_item, q_head, _], [k_item, k_head, k_place]) = (of_q.strides(), of_k.strides());
-    let [v_item, v_head, v_place] = of_v.strides();
-    let numbers = [numel, heads, dim, keys, q_item, q_head, k_item, k_head, k_place, v_item, v_head, v_place];
-    let numbers: Vec<u32> = numbers.into_iter().chain(of_bias).map(|n| n as u32).collect();
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for number in &numbers {
-        launch.arg(number);
-    }
-    launch.arg(&scale).arg(q).arg(k).arg(v);
-    arg_or_null(&mut launch, bias);
-    launch.arg(y);
+    let [q_item, q_head, _] = of_q.strides();
     let config = LaunchConfig {
         grid_dim: (heads as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads each row of `q`, `k` and `v` at its strides, a number of
-    // the bias for each key at its strides, nothing through null, and writes each of `numel` of `y`: all were held against the
-    // slices above. Rows begin at multiples of 16 bytes: `HeadRows::of` saw the strides, and the addresses were looked at above.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    OneQuery {
+        batch,
+        numel: batch * heads * dim,
+        heads,
+        dim,
+        keys,
+        of_q: [q_item, q_head],
+        of_k: of_k.strides(),
+        of_v: of_v.strides(),
+        of_bias,
+        scale,
+        q,
+        k,
+        v,
+        bias,
+        y: y.as_view_mut(),
+    }
+    .launch(device, &variant, code, config)
 }

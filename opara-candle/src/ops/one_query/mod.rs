@@ -1,7 +1,6 @@
 //! Attention of one query a head, on a GPU: a launch whose warps share the keys.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};

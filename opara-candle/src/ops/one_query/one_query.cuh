@@ -26,7 +26,7 @@ __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, St
 
 #define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
     extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS)                                                     \
-        opara_one_query_attention_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned dim,             \
+        opara_attention_one_query_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned dim,             \
             unsigned keys, unsigned q_item, unsigned q_head, unsigned k_item, unsigned k_head, unsigned k_place,       \
             unsigned v_item, unsigned v_head, unsigned v_place, unsigned bias_item, unsigned bias_head, float scale,   \
             const T *q, const T *k, const T *v, const T *bias, T *y) {                                                 \

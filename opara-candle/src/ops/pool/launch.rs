@@ -1,15 +1,29 @@
 //! Launches of `pool.cu` and `plane_sums.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::kind::PoolKind;
-use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
+use crate::cuda::driver::kernels::{address, blocks, extent, kernels, ptx};
 use crate::cuda::operator::plane::{Plane, H200_THREADS};
 use crate::ops::PoolConfig;
+
+kernels! {
+    /// A pool. `pitch` are elements from one image, plane and row to the next; `edges` is the padding.
+    Pool<T> = "opara_pooling_windows_" {
+        reached: host, numel: usize, kind: i32, channels: u32, h: u32, w: u32, oh: u32, ow: u32, kernel: u32, stride: u32,
+        edges: i32 [4], count_padding: i32, pitch: u32 [3],
+        x: vector in T [reached],
+        y: out T [numel],
+    }
+
+    /// Sums of planes, times a factor.
+    PlaneSums<T> = "opara_pooling_planes_" {
+        numel: usize, pixels: u32, channels: u32, factor: f64,
+        x: vector in T [numel * pixels],
+        y: out T [numel],
+    }
+}
 
 /// Threads of `plane_sums.cu` that take neighbouring channels: 32 bytes where each takes 8.
 const LANES: usize = 4;
@@ -51,7 +65,6 @@ pub(super) fn pool<T: DeviceRepr>(
     x: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    expect("the result", y.len(), plane.results())?;
     if plane.results() == 0 {
         return Ok(());
     }
@@ -59,39 +72,32 @@ pub(super) fn pool<T: DeviceRepr>(
     let column = if plane.is_channels_last() { plane.channels() } else { 1 };
     let channel = if plane.is_channels_last() { 1 } else { pitch[1] };
     let sizes = [(plane.batch(), pitch[0]), (plane.channels(), channel), (h, pitch[2]), (w, column)];
-    expect("the operand", x.len(), extent(sizes))?;
-    if pitch.iter().any(|&pitch| u32::try_from(pitch).is_err()) {
-        bail!("strides of {pitch:?} elements do not fit into 32 bits")
-    }
     if plane.is_channels_last() && (pitch[0] % plane.channels(), pitch[2] % plane.channels()) != (0, 0) {
         bail!("strides of {pitch:?} elements are no multiples of {} channels", plane.channels())
     }
     let (variant, threads) = variant(plane, windows, dtype.size_in_bytes(), &[address(x, device)]);
-    let name = format!("opara_pool_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, ptx::POOL)?;
-    let numel = plane.results();
-    let sizes = [plane.channels(), h, w, plane.to().0, plane.to().1, windows.kernel, windows.stride].map(|n| n as i32);
-    let integers = sizes.into_iter().chain(windows.edges).chain([i32::from(windows.count_padding)]).collect::<Vec<_>>();
-    let kind = match windows.kind {
-        PoolKind::Max => 0i32,
-        PoolKind::Mean => 1,
-    };
-    let pitch = pitch.map(|pitch| pitch as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&kind);
-    for n in &integers {
-        launch.arg(n);
+    let (oh, ow) = plane.to();
+    Pool {
+        reached: extent(sizes),
+        numel: plane.results(),
+        kind: match windows.kind {
+            PoolKind::Max => 0,
+            PoolKind::Mean => 1,
+        },
+        channels: plane.channels(),
+        h,
+        w,
+        oh,
+        ow,
+        kernel: windows.kernel,
+        stride: windows.stride,
+        edges: windows.edges,
+        count_padding: windows.count_padding.into(),
+        pitch,
+        x,
+        y: y.as_view_mut(),
     }
-    for n in &pitch {
-        launch.arg(n);
-    }
-    launch.arg(x).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `x` within the extent of its strides, and writes
-    // `results()` elements of `y`. Both lengths were checked above. `Plane::new` checked that indices fit into 31 bits,
-    // and `variant` takes vectors only where sizes and addresses allow them.
-    unsafe { launch.launch(blocks(threads)) }.w()?;
-    Ok(())
+    .launch(device, &format!("{variant}_{}", dtype.as_str()), ptx::POOL, blocks(threads))
 }
 
 /// The kernel variant and its number of threads. A thread takes as many neighbouring channels, of `bytes` bytes each,
@@ -133,8 +139,6 @@ pub(super) fn plane_sums<T: DeviceRepr>(
 ) -> Result<()> {
     let Sums { images, channels, pixels, is_channels_last } = *of;
     let (planes, bytes) = (images * channels, dtype.size_in_bytes());
-    expect("the operand", x.len(), planes * pixels)?;
-    expect("the result", y.len(), planes)?;
     if planes * pixels > i32::MAX as usize {
         bail!("{planes} planes of {pixels} elements are too large: the kernel indexes with 31 bits")
     }
@@ -149,19 +153,14 @@ pub(super) fn plane_sums<T: DeviceRepr>(
         (true, true) if wide > 1 => ("wide", images, channels, wide, LANES),
         (true, _) => ("channels", images, channels, 1, LANES),
     };
-    let name = format!("opara_plane_sums_{variant}_{}", dtype.as_str());
-    let function = function(device, &name, ptx::PLANE_SUMS)?;
     // A thread sums some pixels, so that it can have their loads under way together.
     let threads = (lanes * (pixels / 8).max(1).next_power_of_two()).clamp(32, 1024) as u32;
     let blocks = (images * channels.div_ceil(of_thread * lanes)) as u32;
-    let (numel, pixels, channels) = (planes, pixels as u32, channels as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&pixels).arg(&channels).arg(&factor).arg(x).arg(y);
-    let shape = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: the arguments match the kernel's declaration. It reads `images * pixels * channels` elements of `x`, and writes
-    // `images * channels` of `y`: both lengths were checked above. There are blocks for all channels of all images, of whole warps
-    // and at most 1024 threads, and vectors only where addresses and channels allow them.
-    unsafe { launch.launch(shape) }.w()?;
-    Ok(())
+    let config = LaunchConfig { grid_dim: (blocks, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
+    PlaneSums { numel: planes, pixels, channels, factor, x, y: y.as_view_mut() }.launch(
+        device,
+        &format!("{variant}_{}", dtype.as_str()),
+        ptx::PLANE_SUMS,
+        config,
+    )
 }

@@ -3,11 +3,9 @@
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
 mod kind;
 #[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{bail, Device, Result, Tensor};
 

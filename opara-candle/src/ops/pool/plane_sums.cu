@@ -37,7 +37,7 @@ __device__ void plane_sums(size_t numel, unsigned pixels, unsigned channels, dou
 }
 
 #define PLANE_SUMS(T, VARIANT, N, LANES, NAME)                                                                         \
-    extern "C" __global__ void opara_plane_sums_##VARIANT##_##NAME(size_t numel, unsigned pixels, unsigned channels,   \
+    extern "C" __global__ void opara_pooling_planes_##VARIANT##_##NAME(size_t numel, unsigned pixels, unsigned channels, \
         double factor, const T *x, T *y) {                                                                              \
         plane_sums<T, N, LANES>(numel, pixels, channels, factor, x, y);                                                \
     }

@@ -138,7 +138,7 @@ __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, i
 }
 
 #define POOL(T, LAYOUT, N, NHWC, NAME)                                                                                 \
-    extern "C" __global__ void opara_pool_##LAYOUT##_##NAME(size_t numel, int kind, int channels, int h, int w, int oh,\
+    extern "C" __global__ void opara_pooling_windows_##LAYOUT##_##NAME(size_t numel, int kind, int channels, int h, int w, int oh, \
         int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding, unsigned image,   \
         unsigned plane, unsigned row, const T *x, T *y) {                                                              \
         pool<T, N, NHWC>(numel, kind, channels, h, w, oh, ow, kernel, stride, top, left, bottom, right, count_padding, \
@@ -146,7 +146,7 @@ __device__ void pool_strip(size_t numel, int kind, int channels, int h, int w, i
     }
 
 #define POOL_STRIP(T, N, P, K, NAME)                                                                                   \
-    extern "C" __global__ void opara_pool_nhwc##N##x##P##_##K##s1_##NAME(size_t numel, int kind, int channels, int h,  \
+    extern "C" __global__ void opara_pooling_windows_nhwc##N##x##P##_##K##s1_##NAME(size_t numel, int kind, int channels, int h, \
         int w, int oh, int ow, int kernel, int stride, int top, int left, int bottom, int right, int count_padding,    \
         unsigned image, unsigned plane, unsigned row, const T *x, T *y) {                                              \
         pool_strip<T, N, P, K>(numel, kind, channels, h, w, oh, ow, top, left, bottom, right, count_padding,           \

@@ -1,18 +1,48 @@
 //! Launches of `quantized.cuh`, and of `quantized_tensor.cuh` where there are tensor cores.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 use half::f16;
 
 use super::blocks::Format;
-use crate::cuda::driver::kernels::{
-    address, allow_shared, arg_or_null, blocks, expect, expect_aligned, function, ptx, Capabilities,
-};
+use crate::cuda::driver::kernels::{address, blocks, kernels, ptx, Capabilities};
 use crate::ops::few_rows::FEW;
 use crate::ops::Activation;
+
+kernels! {
+    /// `norm(x) * weightᵀ + bias + residual` for `of_x` elements of `x`. A weight has `bits` a code, and `numbers` scales a group.
+    QuantizedGemv<T> = "opara_matmul_quantized_gemv_" {
+        of_x: host, of_codes: host, of_scales: host, numel: u32, columns: u32, inner: u32, splits: u32, eps: f32,
+        x: wide in T [of_x],
+        norm: wide opt T [inner],
+        codes: early wide in u8 [of_codes],
+        scales: early wide in f16 [of_scales],
+        bias: opt T [columns],
+        residual: opt T [numel],
+        y: out T [numel],
+    }
+
+    /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`.
+    QuantizedGatedGemv<T> = "opara_matmul_quantized_gated_gemv_" {
+        of_x: host, of_codes: host, of_scales: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32,
+        eps: f32,
+        x: wide in T [of_x],
+        norm: wide opt T [inner],
+        codes: early wide in u8 [of_codes],
+        scales: early wide in f16 [of_scales],
+        bias: opt T [2 * columns],
+        y: out T [numel],
+    }
+
+    /// Elements of a weight's rows at `ids`, or of all.
+    Dequantize<T> = "opara_dequantize_" {
+        of_codes: host, of_scales: host, numel: u32, columns: u32, rows: u32,
+        ids: opt u32 [numel / columns],
+        codes: wide in u8 [of_codes],
+        scales: vector in f16 [of_scales],
+        y: out T [numel],
+    }
+}
 
 /// What a kernel divides a weight into.
 struct Division {
@@ -22,15 +52,18 @@ struct Division {
     rows: usize,
     /// Bytes of codes of a row that a warp takes at a time.
     chunk: usize,
-    /// Blocks that take turns: those that an H100 runs at once.
+    /// Blocks of a multiprocessor, which take turns.
     blocks: usize,
 }
 
 /// Of `quantized.cuh`: 16 bytes of a row for each lane.
-const INTEGERS: Division = Division { warps: 8, rows: 4, chunk: 32 * 16, blocks: 2 * 132 };
+const INTEGERS: Division = Division { warps: 8, rows: 4, chunk: 32 * 16, blocks: 2 };
 
 /// Of `quantized_tensor.cuh`: one block of a multiprocessor, so that `x` is staged once there.
-const TENSOR: Division = Division { warps: 16, rows: 16, chunk: 128, blocks: 132 };
+const TENSOR: Division = Division { warps: 16, rows: 16, chunk: 128, blocks: 1 };
+
+/// Multiprocessors that a weight is split for: an H100's on every device, since splits decide bits.
+const PROCESSORS: usize = 132;
 
 /// Chunks of its rows that a warp of `quantized_tensor.cuh` asks for ahead at most.
 const MOST_STEPS: usize = 8;
@@ -54,6 +87,8 @@ pub(super) struct Gemv {
     activation: Option<Activation>,
     /// Chunks of its rows that a warp asks for ahead, on tensor cores.
     ahead: Option<usize>,
+    /// Multiprocessors of the device.
+    processors: usize,
 }
 
 impl Gemv {
@@ -74,7 +109,8 @@ impl Gemv {
         if (2..FEW).contains(&rows) {
             Self::new(dtype, format, [FEW, columns, inner], activation, capabilities)?;
         }
-        let mut of = Self { dtype, format, rows, columns, inner, activation, ahead: None };
+        let processors = capabilities.processors();
+        let mut of = Self { dtype, format, rows, columns, inner, activation, ahead: None, processors };
         // Groups whose numbers are copied at once: of 16 bytes, or all of a chunk. One row alone is faster without tensor cores.
         let copied = (8 / format.numbers()).min(TENSOR.chunk * 8 / format.bits / format.group);
         let is_whole = inner.is_multiple_of(copied * format.group);
@@ -93,11 +129,10 @@ impl Gemv {
         }
     }
 
-    /// The name of the kernel.
-    fn kernel(&self) -> String {
-        let kind = if self.activation.is_some() { "quantized_gated_gemv" } else { "quantized_gemv" };
+    /// The variant of the kernel.
+    fn variant(&self) -> String {
         let rows = if self.ahead.is_some() { "tensor".into() } else { self.rows.next_power_of_two().to_string() };
-        format!("opara_{kind}_{}_{rows}_{}", name(self.format), self.dtype.as_str())
+        format!("{}_{rows}_{}", name(self.format), self.dtype.as_str())
     }
 
     /// The module that has the kernel.
@@ -128,7 +163,7 @@ impl Gemv {
     /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
     fn steps(&self, splits: usize) -> usize {
         let Division { warps, blocks, .. } = self.division();
-        self.groups().div_ceil(blocks * (warps / splits)) * self.chunks().div_ceil(splits)
+        self.groups().div_ceil(PROCESSORS * blocks * (warps / splits)) * self.chunks().div_ceil(splits)
     }
 
     /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight alone, so that the bits of a row
@@ -144,7 +179,7 @@ impl Gemv {
 
     fn blocks(&self) -> u32 {
         let Division { warps, blocks, .. } = self.division();
-        self.groups().div_ceil(warps / self.splits()).min(blocks) as u32
+        self.groups().div_ceil(warps / self.splits()).min(self.processors * blocks) as u32
     }
 
     /// Bytes of shared memory that the launch asks for: `x`, and what the warps ask for ahead.
@@ -214,15 +249,9 @@ pub(super) struct Codes<'a> {
 }
 
 impl Codes<'_> {
-    /// # Errors
-    /// Fewer than of `rows * inner` elements, or an odd address.
-    fn expect(&self, device: &CudaDevice, format: Format, rows: usize, inner: usize) -> Result<()> {
-        expect("the codes", self.codes.len(), rows * inner * format.bits / 8)?;
-        expect("the scales", self.scales.len(), rows * inner / format.group * format.numbers())?;
-        if !address(self.codes, device).is_multiple_of(16) || !address(self.scales, device).is_multiple_of(4) {
-            bail!("codes do not begin at a multiple of 16 bytes, or scales at one of 4")
-        }
-        Ok(())
+    /// Codes and scales of so many elements.
+    fn of(format: Format, elements: usize) -> (usize, usize) {
+        (elements * format.bits / 8, elements / format.group * format.numbers())
     }
 }
 
@@ -248,51 +277,55 @@ pub(super) fn gemv<T: DeviceRepr>(
 ) -> Result<()> {
     let Gemv { rows, columns, inner, format, activation, .. } = *of;
     let Operands { norm, eps, weight, bias, residual } = *operands;
+    let Codes { codes, scales } = weight;
     let weights = if activation.is_some() { 2 * columns } else { columns };
-    expect("the operand", x.len(), rows * inner)?;
-    weight.expect(device, format, weights, inner)?;
-    expect("the norm's scale", norm.map_or(inner, CudaView::len), inner)?;
-    expect("the bias", bias.map_or(weights, CudaView::len), weights)?;
-    expect("the residual", residual.map_or(rows * columns, CudaView::len), rows * columns)?;
-    expect("the result", y.len(), rows * columns)?;
-    expect_aligned([Some(x), norm].into_iter().flatten().map(|at| address(at, device)), of)?;
-    // On tensor cores, up to 16 bytes of them are loaded at once.
-    if !address(weight.scales, device).is_multiple_of(16) {
-        bail!("scales of {of:?} do not begin at a multiple of 16 bytes")
-    }
+    let (of_codes, of_scales) = Codes::of(format, weights * inner);
     let Some(code) = of.module() else { bail!("no kernels for {of:?}") };
-    let function = function(device, &of.kernel(), code)?;
-    // What is allowed is the kernel's, not the launch's: a graph may hold launches that ask for more than the latest one.
-    allow_shared(&function, Capabilities::of(device, code)?.shared_beside(of.fixed_shared()))?;
-    let sizes = [rows * columns, columns, inner, of.splits()].map(|n| n as u32);
-    let activation = activation.map(Activation::code);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for size in &sizes {
-        launch.arg(size);
-    }
-    if let Some(activation) = &activation {
-        launch.arg(activation);
-    }
-    launch.arg(&eps).arg(x);
-    arg_or_null(&mut launch, norm);
-    launch.arg(weight.codes).arg(weight.scales);
-    arg_or_null(&mut launch, bias);
-    if activation.is_none() {
-        arg_or_null(&mut launch, residual);
-    }
-    launch.arg(y);
     let config = LaunchConfig {
         grid_dim: (of.blocks(), 1, 1),
         block_dim: (32 * of.division().warps as u32, 1, 1),
         shared_mem_bytes: of.shared() as u32,
     };
-    // SAFETY: the arguments are those that the kernel declares. It reads `rows * inner` elements of `x`, `inner` of a norm's scale,
-    // codes and scales of all rows of the weight and a number of the bias for each, a residual for each result, nothing through
-    // null, and writes each of `rows * columns` of `y`: all were held against the slices above. What it loads 16 bytes of begins at
-    // multiples of 16 bytes, rows too, whose lengths `Gemv::new` saw. Shared memory is as large as the kernel divides it.
-    unsafe { launch.launch(config) }.w()?;
-    Ok(())
+    let (of_x, numel, splits, y) = (rows * inner, rows * columns, of.splits(), y.as_view_mut());
+    let variant = of.variant();
+    if let Some(activation) = activation.map(Activation::code) {
+        return QuantizedGatedGemv {
+            of_x,
+            of_codes,
+            of_scales,
+            numel,
+            columns,
+            inner,
+            splits,
+            activation,
+            eps,
+            x,
+            norm,
+            codes,
+            scales,
+            bias,
+            y,
+        }
+        .launch(device, &variant, code, config);
+    }
+    QuantizedGemv {
+        of_x,
+        of_codes,
+        of_scales,
+        numel,
+        columns,
+        inner,
+        splits,
+        eps,
+        x,
+        norm,
+        codes,
+        scales,
+        bias,
+        residual,
+        y,
+    }
+    .launch(device, &variant, code, config)
 }
 
 /// Elements of the weight's rows at `ids`, or of all `rows`, into `y`, whose rows have `columns` elements.
@@ -317,21 +350,19 @@ pub(super) fn dequantize<T: DeviceRepr>(
     if u32::try_from(elements).is_err() || !columns.is_multiple_of(32) || elements != of_result * columns {
         bail!("{elements} elements are not {of_result} rows of {columns}, or the kernel does not count so many")
     }
-    weight.expect(device, format, rows, columns)?;
+    if !address(weight.scales, device).is_multiple_of(4) {
+        bail!("scales do not begin at a multiple of 4 bytes")
+    }
+    let (of_codes, of_scales) = Codes::of(format, rows * columns);
     let Some(code) = code(dtype) else { bail!("no kernels for {dtype:?}") };
-    let name = format!("opara_dequantize_{}_{}", name(format), dtype.as_str());
-    let function = function(device, &name, code)?;
-    let [numel, columns, rows] = [elements, columns, rows].map(|n| n as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel).arg(&columns).arg(&rows);
-    arg_or_null(&mut launch, ids);
-    launch.arg(weight.codes).arg(weight.scales).arg(y);
-    // SAFETY: the arguments are those that the kernel declares. It reads an id for each row of `y`, or none through null, codes and
-    // scales of rows below `rows` (it asserts that), 16 bytes of codes at multiples of 16 bytes, and writes each element of `y`, which
-    // is a whole allocation: all were held against the slices above.
-    unsafe { launch.launch(blocks(elements / (128 / format.bits))) }.w()?;
-    Ok(())
+    let variant = format!("{}_{}", name(format), dtype.as_str());
+    let (Codes { codes, scales }, y) = (weight, y.as_view_mut());
+    Dequantize { of_codes, of_scales, numel: elements, columns, rows, ids, codes, scales, y }.launch(
+        device,
+        &variant,
+        code,
+        blocks(elements / (128 / format.bits)),
+    )
 }
 
 #[cfg(test)]

@@ -4,9 +4,7 @@ mod blocks;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 mod weight;
 
 pub use weight::QuantizedWeight;

@@ -275,14 +275,14 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
 // The first argument counts the results.
 #define GEMV(T, NAME, BITS, GROUP, KIND, S)                                                                            \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                           \
-        opara_quantized_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,               \
+        opara_matmul_quantized_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,        \
             unsigned inner, unsigned splits, float eps, const T *x, const T *norm, const unsigned char *codes,         \
             const S *scales, const T *bias, const T *residual, T *y) {                                                 \
         gemv<T, BITS, GROUP, S, false>(numel / columns, columns, inner, splits, NONE, eps, x, norm, codes, scales,     \
                                        bias, residual, y);                                                             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                           \
-        opara_quantized_gated_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,         \
+        opara_matmul_quantized_gated_gemv_##BITS##_##GROUP##_##KIND##_tensor_##NAME(unsigned numel, unsigned columns,  \
             unsigned inner, unsigned splits, int activation, float eps, const T *x, const T *norm,                     \
             const unsigned char *codes, const S *scales, const T *bias, T *y) {                                        \
         gemv<T, BITS, GROUP, S, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes,        \

@@ -67,5 +67,5 @@ impl CustomOp1 for Sample {
 pub(super) fn mark(seen: &mut CudaStorage, sl: &Layout, tokens: &CudaStorage, tl: &Layout) -> Result<()> {
     let CudaStorageSlice::U8(marks) = &mut seen.slice else { bail!("u8 is marked") };
     let tokens_of = elements::<u32>(tokens, tl)?;
-    launch::mark(&tokens.device, sl.shape().dims2()?, &tokens_of, &mut marks.slice_mut(sl.start_offset()..))
+    launch::mark(&tokens.device, sl.shape().dims2()?, &tokens_of, marks.slice_mut(sl.start_offset()..))
 }

@@ -286,7 +286,7 @@ SAMPLE(float, f32)
 SAMPLE(__half, f16)
 SAMPLE(__nv_bfloat16, bf16)
 
-extern "C" __global__ void opara_mark_u8(unsigned rows, unsigned vocab, const unsigned *tokens, uint8_t *seen) {
+extern "C" __global__ void opara_layout_mark_u8(unsigned rows, unsigned vocab, const unsigned *tokens, uint8_t *seen) {
     const unsigned row = blockIdx.x * blockDim.x + threadIdx.x;
     if (row >= rows) return;
     const unsigned token = tokens[row];

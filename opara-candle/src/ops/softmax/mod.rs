@@ -5,9 +5,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-pub(in crate::ops) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 
 use candle::{bail, Result, Tensor};
 

@@ -1,12 +1,19 @@
 //! Launches of `space_to_depth.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, DType, Layout, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
-use crate::cuda::driver::kernels::{expect, extent, function, ptx, wide_blocks};
+use crate::cuda::driver::kernels::{kernels, ptx, strided, wide_blocks};
+
+kernels! {
+    /// Squares of pixels become pixels.
+    SpaceToDepth<T> = "opara_layout_space_to_depth_" {
+        batch: host, numel: usize, side: u32, top: u32, left: u32, rows: u32, columns: u32, depth: u32, channels: u32, h: u32,
+        w: u32, of_x: usize [4],
+        x: in T [strided([batch, channels, h, w], of_x, 1)],
+        y: out T [numel],
+    }
+}
 
 /// The squares of pixels that become pixels.
 #[derive(Debug, Clone, Copy)]
@@ -46,34 +53,22 @@ pub(super) fn space_to_depth<T: DeviceRepr>(
     x: &CudaView<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ((batch, channels, h, w), stride) = (layout.shape().dims4()?, layout.stride());
-    let (rows, columns) = squares.to;
+    let ((batch, channels, h, w), &[image, plane, row, column]) = (layout.shape().dims4()?, layout.stride()) else {
+        bail!("{layout:?} is not of images")
+    };
+    let (Squares { side, before: (top, left), to: (rows, columns) }, of_x) = (*squares, [image, plane, row, column]);
     let depth = squares.depth(channels);
     let Some(numel) = squares.elements(batch, channels) else {
         bail!("{squares:?} of {:?}: the kernel indexes with 31 bits", layout.dims())
     };
-    expect("the operand", x.len(), extent(layout.dims().iter().copied().zip(stride.iter().copied())))?;
-    expect("the result", y.len(), numel)?;
     if numel == 0 {
         return Ok(());
     }
-    let name = format!("opara_space_to_depth_nhwc_{}", dtype.as_str());
-    let function = function(device, &name, ptx::SPACE_TO_DEPTH)?;
-    let (top, left) = squares.before;
-    let sizes = [squares.side, top, left, rows, columns, depth, channels, h, w].map(|n| n as i32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    launch.arg(&numel);
-    for n in &sizes {
-        launch.arg(n);
-    }
-    for n in stride {
-        launch.arg(n);
-    }
-    launch.arg(x).arg(y);
-    // SAFETY: the arguments match the kernel's declaration. It reads `x` within the extent of its strides, and writes
-    // `numel` elements of `y`. Both lengths were checked above, and `Squares::elements` checked that indices fit into
-    // 31 bits.
-    unsafe { launch.launch(wide_blocks(numel, dtype)) }.w()?;
-    Ok(())
+    let y = y.as_view_mut();
+    SpaceToDepth { batch, numel, side, top, left, rows, columns, depth, channels, h, w, of_x, x, y }.launch(
+        device,
+        &format!("nhwc_{}", dtype.as_str()),
+        ptx::SPACE_TO_DEPTH,
+        wide_blocks(numel, dtype),
+    )
 }

@@ -1,7 +1,6 @@
 //! Convolutions of few channels as convolutions of many channels, on a GPU.
 
-pub(in crate::ops) mod effects;
-mod launch;
+pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
 use candle::{Layout, Result, Tensor};

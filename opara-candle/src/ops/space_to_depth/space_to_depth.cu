@@ -32,7 +32,7 @@ __device__ void space_to_depth(size_t numel, int side, int top, int left, int ro
 }
 
 #define SPACE_TO_DEPTH(T, NAME)                                                                                        \
-    extern "C" __global__ void opara_space_to_depth_nhwc_##NAME(size_t numel, int side, int top, int left, int rows,   \
+    extern "C" __global__ void opara_layout_space_to_depth_nhwc_##NAME(size_t numel, int side, int top, int left, int rows, \
         int columns, int depth, int channels, int h, int w, size_t image, size_t plane, size_t row, size_t column,     \
         const T *x, T *y) {                                                                                            \
         space_to_depth<T, WIDE<T>>(numel, side, top, left, rows, columns, depth,                                       \

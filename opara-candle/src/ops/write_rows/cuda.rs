@@ -22,8 +22,8 @@ pub(super) fn write(
         ($($variant:ident: $t:ty,)*) => {
             match &mut buffer.slice {
                 $(S::$variant(buffer) => {
-                    let mut buffer = buffer.slice_mut(buffer_layout.start_offset()..);
-                    launch::write_rows(&device, places, (view::<$t>(new, new_layout)?, rows), at, &mut buffer)
+                    let buffer = buffer.slice_mut(buffer_layout.start_offset()..);
+                    launch::write_rows(&device, places, (view::<$t>(new, new_layout)?, rows), at, buffer)
                 })*
                 _ => bail!("rows of a dtype that is not supported"),
             }

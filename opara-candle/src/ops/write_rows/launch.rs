@@ -1,13 +1,20 @@
 //! Launches of `write_rows.cu`.
 
-#![allow(unsafe_code)]
-
-use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr, PushKernelArg};
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtr, DeviceRepr};
 
 use super::places::{Places, Strides};
-use crate::cuda::driver::kernels::{address, blocks, expect, extent, function, ptx};
+use crate::cuda::driver::kernels::{address, blocks, expect, extent, kernels, ptx, strided};
+
+kernels! {
+    /// New rows into a buffer from positions on, in units of the type in the name, which may be larger than an element.
+    WriteRows<T> = "opara_layout_write_rows_" {
+        reached: host, outers: u32, len: u32, row: u32, rows: u32, dims: u32 [2], from: u32 [3], from_row: u32, of_at: u32 [3],
+        new: in T [reached],
+        at: in u32 [strided([outers / (dims[0] * dims[1]), dims[0], dims[1]], of_at, 1)],
+        buffer: kept T [outers * len * row],
+    }
+}
 
 /// Writes rows of `new` to the buffer, from the positions `at` on. `new` and `at` come with their strides along the outer
 /// dimensions, and `new` with its row stride.
@@ -19,19 +26,17 @@ pub(super) fn write_rows<T: DeviceRepr>(
     places: &Places,
     (new, (outer_strides, row_stride)): (CudaView<T>, (Strides, usize)),
     (at, at_strides): (CudaView<u32>, Strides),
-    buffer: &mut CudaViewMut<T>,
+    buffer: CudaViewMut<T>,
 ) -> Result<()> {
     let Places { outer, len, new: rows, width } = *places;
     let (outers, written) = (places.outer(), places.outer() * rows * width);
     if written == 0 {
         return Ok(());
     }
-    let along = |strides: Strides| outer.into_iter().zip(strides);
-    let read = extent(along(outer_strides).chain([(rows, row_stride), (width, 1)]));
-    expect("the new rows", new.len(), read)?;
-    expect("the positions", at.len(), extent(along(at_strides)))?;
+    let along = outer.into_iter().zip(outer_strides);
+    let reached = extent(along.chain([(rows, row_stride), (width, 1)]));
     expect("the buffer", buffer.len(), outers * len * width)?;
-    if read.max(written).max(outers * len) > i32::MAX as usize {
+    if reached.max(written).max(outers * len) > i32::MAX as usize {
         bail!("{places:?} are more elements than the kernel counts")
     }
     let element = std::mem::size_of::<T>();
@@ -49,19 +54,20 @@ pub(super) fn write_rows<T: DeviceRepr>(
         2 => "i16",
         _ => "u8",
     };
-    let function = function(device, &format!("opara_write_rows_{name}"), ptx::WRITE_ROWS)?;
-    let units = |elements: usize| (elements * element / unit) as u32;
-    let sizes = [outers as u32, len as u32, units(width), rows as u32, outer[1] as u32, outer[2] as u32];
-    let from = [outer_strides[0], outer_strides[1], outer_strides[2], row_stride].map(units);
-    let positions = at_strides.map(|stride| stride as u32);
-    let stream = device.cuda_stream();
-    let mut launch = stream.launch_builder(&function);
-    for number in sizes.iter().chain(&from).chain(&positions) {
-        launch.arg(number);
+    let units = |elements: usize| elements * element / unit;
+    WriteRows {
+        reached,
+        outers,
+        len,
+        row: units(width),
+        rows,
+        dims: [outer[1], outer[2]],
+        from: outer_strides.map(units),
+        from_row: units(row_stride),
+        of_at: at_strides,
+        new: &new,
+        at: &at,
+        buffer,
     }
-    launch.arg(&new).arg(&at).arg(buffer);
-    // SAFETY: the arguments match the kernel's parameters. It reads positions and new rows along these strides, and writes rows
-    // of the buffer whose position is below `len`. All were checked against the slices above, and fit 31 bits.
-    unsafe { launch.launch(blocks(written * element / unit)) }.w()?;
-    Ok(())
+    .launch(device, name, ptx::WRITE_ROWS, blocks(units(written)))
 }

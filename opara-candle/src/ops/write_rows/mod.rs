@@ -4,9 +4,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
-pub(super) mod effects;
-#[cfg(feature = "cuda")]
-mod launch;
+pub(super) mod launch;
 mod places;
 
 use candle::{bail, DType, Result, Tensor};

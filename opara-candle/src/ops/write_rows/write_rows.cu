@@ -26,7 +26,7 @@ __device__ inline void write_rows(unsigned outers, unsigned len, unsigned row, u
 }
 
 #define WRITE_ROWS(T, NAME)                                                                                            \
-    extern "C" __global__ void opara_write_rows_##NAME(unsigned outers, unsigned len, unsigned row, unsigned rows,     \
+    extern "C" __global__ void opara_layout_write_rows_##NAME(unsigned outers, unsigned len, unsigned row, unsigned rows, \
         unsigned middle, unsigned inner, unsigned f0, unsigned f1, unsigned f2, unsigned row_stride, unsigned p0,      \
         unsigned p1, unsigned p2, const T *fresh, const unsigned *at, T *buffer) {                                     \
         const unsigned from[3] = {f0, f1, f2}, positions[3] = {p0, p1, p2};                                            \

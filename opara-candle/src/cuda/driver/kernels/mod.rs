@@ -3,6 +3,8 @@
 mod ahead;
 pub(crate) mod capabilities;
 pub(in crate::cuda) mod compile;
+pub(crate) mod declare;
+pub(crate) mod declared;
 pub(in crate::cuda) mod fused;
 pub(in crate::cuda) mod module;
 mod only_kernel;
@@ -11,13 +13,15 @@ mod wait;
 
 use candle::cuda_backend::{CudaDType, WrapErr};
 use candle::{bail, CudaDevice, DType, Result};
-use cudarc::driver::sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-use cudarc::driver::{
-    CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg,
+use cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+use cudarc::driver::sys::CUfunction_attribute::{
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
 };
+use cudarc::driver::{CudaFunction, CudaSlice, CudaView, DevicePtr, DeviceRepr, LaunchConfig};
 
 pub(crate) use self::ahead::CompilerAhead;
 pub(crate) use self::capabilities::Capabilities;
+pub(crate) use self::declare::kernels;
 pub(in crate::cuda) use self::module::Compiled;
 pub(in crate::cuda) use self::only_kernel::only_kernel;
 pub(in crate::cuda) use self::store::store;
@@ -54,12 +58,15 @@ pub(crate) fn function(device: &CudaDevice, name: &str, code: &str) -> Result<Cu
     }
 }
 
-/// Raises the kernel's limit of dynamic shared memory per block to `bytes`.
+/// Allows launches of the kernel all shared memory that a block may have: a graph may hold launches that ask for more than the latest one.
 ///
 /// # Errors
-/// More than the device has.
-pub(crate) fn allow_shared(function: &CudaFunction, bytes: usize) -> Result<()> {
-    function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, bytes as i32).w()
+/// A failed driver call.
+fn allow_shared(device: &CudaDevice, function: &CudaFunction) -> Result<()> {
+    let stream = device.cuda_stream();
+    let most = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN).w()?;
+    let fixed = function.get_attribute(CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES).w()?;
+    function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, most - fixed).w()
 }
 
 /// The device address of the slice.
@@ -67,28 +74,9 @@ pub(crate) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> u64 {
     slice.device_ptr(&device.cuda_stream()).0
 }
 
-/// # Errors
-/// An operand of a launch of these sizes begins elsewhere than at a multiple of 16 bytes.
-pub(crate) fn expect_aligned(addresses: impl IntoIterator<Item = u64>, of: &dyn std::fmt::Debug) -> Result<()> {
-    if addresses.into_iter().any(|at| !at.is_multiple_of(16)) {
-        bail!("an operand of {of:?} does not begin at a multiple of 16 bytes")
-    }
-    Ok(())
-}
-
 /// The PTX of this crate's kernels, as the build compiled it: file `name.cu` is the constant `NAME`.
 pub(crate) mod ptx {
     include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
-}
-
-const NULL: u64 = 0;
-
-/// Adds an operand, or null if there is none.
-pub(crate) fn arg_or_null<'a, T>(launch: &mut LaunchArgs<'a>, operand: Option<&'a CudaView<'a, T>>) {
-    match operand {
-        Some(operand) => launch.arg(operand),
-        None => launch.arg(&NULL),
-    };
 }
 
 /// The launch shape for this many threads.
@@ -111,6 +99,11 @@ pub(crate) fn wide_blocks(elements: usize, dtype: DType) -> LaunchConfig {
 pub(crate) fn extent(along: impl IntoIterator<Item = (usize, usize)>) -> usize {
     let last = along.into_iter().try_fold(0, |last, (size, stride)| Some(last + size.checked_sub(1)? * stride));
     last.map_or(0, |last| last + 1)
+}
+
+/// Elements from the first to the last one of rows with these sizes and strides, whose elements lie side by side.
+pub(crate) fn strided<const N: usize>(sizes: [usize; N], strides: [usize; N], row: usize) -> usize {
+    extent(sizes.into_iter().zip(strides).chain([(row, 1)]))
 }
 
 /// # Errors
