@@ -89,7 +89,7 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
             let is_early = early.loaded.contains_key(&at);
             hold(loaded.is_none() || is_early == parameter.is_early, "is read before the kernel waits, or is not");
         }
-        let fits = |access: &Access| element.is_none_or(|element| access.least % element == 0);
+        let fits = |access: &Access| element.is_none_or(|element| access.least.is_multiple_of(element));
         hold(stored.into_iter().chain(loaded).all(fits), "has elements of another size");
         let is_one = |access: &Access| element.is_none_or(|element| access.most <= element);
         let may_be_vectors =

@@ -33,7 +33,7 @@ impl Entry {
     /// Bytes of each parameter: `.param .u64 name` has eight.
     pub fn widths(&self) -> Vec<usize> {
         let bits = |parameter: &str| {
-            let kind = parameter.trim().split_whitespace().next()?.trim_start_matches('.');
+            let kind = parameter.split_whitespace().next()?.trim_start_matches('.');
             kind.trim_start_matches(char::is_alphabetic).parse::<usize>().ok()
         };
         self.list.split(".param").skip(1).map(|parameter| bits(parameter).map_or(0, |bits| bits / 8)).collect()

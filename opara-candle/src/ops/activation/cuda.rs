@@ -6,6 +6,7 @@ use cudarc::driver::DeviceRepr;
 
 use super::launch;
 use crate::activation::Activation;
+use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
 
@@ -30,8 +31,15 @@ impl Kernel for BiasAct {
     const NAME: &'static str = "bias_act";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let (numel, columns, activation) = (self.rows.elements(), self.rows.columns(), self.activation.code());
+        let config = wide_blocks(numel, dtype);
         with_elements([self.bias.as_ref()], |[bias]| {
-            launch::bias_act(device, dtype, self.rows, self.activation, &x, bias.as_ref(), y)
+            launch::BiasAct { numel, columns, activation, x: &x, bias: bias.as_ref(), y: y.as_view_mut() }.launch(
+                device,
+                dtype.as_str(),
+                ptx::ACTIVATION,
+                config,
+            )
         })
     }
 }

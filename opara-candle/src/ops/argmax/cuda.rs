@@ -7,7 +7,7 @@ use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
 use super::launch;
-use crate::cuda::driver::kernels::written;
+use crate::cuda::driver::kernels::{ptx, wide, written};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{elements, rows_of};
 
@@ -26,7 +26,19 @@ impl Argmax {
         let Some((_, outer)) = layout.dims().split_last() else { bail!("an argmax of a single number") };
         let Some(rows) = Rows::of(layout.dims()) else { bail!("too many rows") };
         let of = elements::<T>(x, layout)?;
-        let y = written(&x.device, rows.rows(), |y| launch::argmax(&x.device, x.dtype(), rows, &of, y))?;
+        let (rows, columns, dtype) = (rows.rows(), rows.columns(), x.dtype());
+        let y = written(&x.device, rows, |y| {
+            if rows * columns == 0 {
+                return Ok(());
+            }
+            let config = launch::block_of_row(rows, columns, wide(dtype));
+            launch::Argmax { rows, columns, x: &of, y: y.as_view_mut() }.launch(
+                &x.device,
+                dtype.as_str(),
+                ptx::ARGMAX,
+                config,
+            )
+        })?;
         Ok((CudaStorage::wrap_cuda_slice(y, x.device.clone()), outer.into()))
     }
 }

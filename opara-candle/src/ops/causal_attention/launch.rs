@@ -108,7 +108,7 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     start: &CudaView<u32>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, window, scale } = *sizes;
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim: dim, capacity, end, window, scale } = *sizes;
     if !sizes.are_known() {
         bail!("no kernel for {sizes:?}")
     }
@@ -120,23 +120,13 @@ pub(super) fn causal_attention<T: DeviceRepr>(
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    Causal {
-        batch,
-        dim: head_dim,
-        numel: sizes.numel(),
-        tokens,
-        heads,
-        sharing: heads / kv_heads,
-        capacity,
-        end,
-        window: window.unwrap_or(0),
-        scale,
-        q,
-        cache,
-        start,
-        y: y.as_view_mut(),
-    }
-    .launch(device, &format!("{head_dim}{shape}_{}", dtype.as_str()), code, config)
+    let (numel, sharing, window, y) = (sizes.numel(), heads / kv_heads, window.unwrap_or(0), y.as_view_mut());
+    Causal { batch, dim, numel, tokens, heads, sharing, capacity, end, window, scale, q, cache, start, y }.launch(
+        device,
+        &format!("{dim}{shape}_{}", dtype.as_str()),
+        code,
+        config,
+    )
 }
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 #[cfg(feature = "cudnn")]
 use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::kernels::{address, blocks, kernels, ptx};
+#[cfg(feature = "cudnn")]
+use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::plane::Plane;
 #[cfg(feature = "cudnn")]
 use crate::ops::matmul::launch::{tiles_for, Tile};
@@ -14,10 +16,10 @@ use crate::ops::{Activation, ConvConfig};
 kernels! {
     /// Depthwise convolution.
     Depthwise<T> = "opara_depthwise_" {
-        batch: host, numel: usize, channels: u32, h: u32, w: u32, oh: u32, ow: u32, kh: u32, kw: u32, stride: u32,
-        dilation: u32, top: u32, left: u32, relu: i32, activation: i32,
-        x: vector in T [batch * channels * h * w],
-        weight: vector in T [channels * kh * kw],
+        batch: host, numel: usize, channels: u32, from: u32 [2], to: u32 [2], kernel: u32 [2], stride: u32, dilation: u32,
+        before: u32 [2], relu: i32, activation: i32,
+        x: vector in T [batch * channels * from[0] * from[1]],
+        weight: vector in T [channels * kernel[0] * kernel[1]],
         bias: vector in T [channels],
         y: out T [numel],
     }
@@ -25,9 +27,9 @@ kernels! {
     /// A product of windows of images with a weight.
     #[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "cuDNN's builds choose it"))]
     Windows<T> = "opara_convolution_" {
-        rows: u32, columns: u32, inner: u32, activation: i32, h: u32, w: u32, channels: u32, taps: u32, stride: u32,
-        dilation: u32, top: u32, left: u32, oh: u32, ow: u32,
-        x: wide in T [rows / (oh * ow) * h * w * channels],
+        rows: u32, columns: u32, inner: u32, activation: i32, from: u32 [2], channels: u32, taps: u32,
+        stride: u32, dilation: u32, before: u32 [2], to: u32 [2],
+        x: wide in T [rows / (to[0] * to[1]) * from[0] * from[1] * channels],
         weight: wide in T [columns * inner],
         bias: wide opt T [columns],
         residual: wide opt T [rows * columns],
@@ -60,29 +62,30 @@ pub(super) fn depthwise<T: DeviceRepr>(
     }
     let addresses = [x, weight, bias].map(|operand| address(operand, device));
     let (variant, threads) = variant(plane, kernel, config, dtype.size_in_bytes(), &addresses);
-    let ((h, w), (oh, ow), (kh, kw), p) = (plane.from(), plane.to(), kernel, config.padding);
+    let [from, to, kernel] = [plane.from(), plane.to(), kernel].map(<[usize; 2]>::from);
+    let ConvConfig { stride, dilation, padding, .. } = *config;
+    let (batch, numel, channels, before) =
+        (plane.batch(), plane.results(), plane.channels(), [padding.top, padding.left]);
+    let (relu, activation) = (i32::from(config.input_activation == Activation::Relu), config.activation.code());
+    let (variant, y) = (format!("{variant}_{}", dtype.as_str()), y.as_view_mut());
     Depthwise {
-        batch: plane.batch(),
-        numel: plane.results(),
-        channels: plane.channels(),
-        h,
-        w,
-        oh,
-        ow,
-        kh,
-        kw,
-        stride: config.stride,
-        dilation: config.dilation,
-        top: p.top,
-        left: p.left,
-        relu: (config.input_activation == Activation::Relu).into(),
-        activation: config.activation.code(),
+        batch,
+        numel,
+        channels,
+        from,
+        to,
+        kernel,
+        stride,
+        dilation,
+        before,
+        relu,
+        activation,
         x,
         weight,
         bias,
-        y: y.as_view_mut(),
+        y,
     }
-    .launch(device, &format!("{variant}_{}", dtype.as_str()), ptx::DEPTHWISE, blocks(threads))
+    .launch(device, &variant, ptx::DEPTHWISE, blocks(threads))
 }
 
 /// The convolution `of` the operands, in f32 by tensor cores, into `y`.
@@ -106,27 +109,28 @@ pub(super) fn of_windows<T: DeviceRepr + candle::WithDType>(
     }
     operands.check(of, y)?;
     let (variant, config) = tile.launch(&matmul);
-    let ([_, channels, h, w], [_, _, oh, ow], [top, left]) = (of.x, of.y, of.padding);
+    let ([_, channels, h, w], [_, _, oh, ow], Convolution { stride, dilation, padding: before, .. }) =
+        (of.x, of.y, *of);
+    let Matmul { rows, columns, inner, activation, .. } = matmul;
+    let (activation, taps, from, to, bias) = (activation.code(), of.weight[3], [h, w], [oh, ow], Some(bias));
+    let (residual, y) = (residual.as_ref(), y.as_view_mut());
     Windows {
-        rows: matmul.rows,
-        columns: matmul.columns,
-        inner: matmul.inner,
-        activation: matmul.activation.code(),
-        h,
-        w,
+        rows,
+        columns,
+        inner,
+        activation,
+        from,
         channels,
-        taps: of.weight[3],
-        stride: of.stride,
-        dilation: of.dilation,
-        top,
-        left,
-        oh,
-        ow,
+        taps,
+        stride,
+        dilation,
+        before,
+        to,
         x,
         weight,
-        bias: Some(bias),
-        residual: residual.as_ref(),
-        y: y.as_view_mut(),
+        bias,
+        residual,
+        y,
     }
     .launch(device, &variant, ptx::MATMUL, config)
 }

@@ -6,9 +6,10 @@ mod rows;
 
 use candle::cuda_backend::CudaDType;
 use candle::{DType, Result, Tensor};
-use cudarc::driver::DeviceRepr;
+use cudarc::driver::{DeviceRepr, LaunchConfig};
 
-use self::rows::Rows;
+use self::rows::{Rows, THREADS};
+use crate::cuda::driver::kernels::{expect_f64, ptx};
 use crate::cuda::operator::{launched, with_elements, Call, Kernel};
 
 /// `x + y`, or what else has this name: `add`, `sub`, `mul` or `div`. `None` if no kernel supports that name or the operands.
@@ -42,7 +43,19 @@ impl Kernel for DoubleBinary {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y: out, .. }: Call<T>) -> Result<()> {
         with_elements([Some(&self.y)], |[y]| {
             let Some(y) = y else { candle::bail!("there is no second operand") };
-            launch::double_binary(device, self.operation, &self.rows, [&x, &y], out)
+            expect_f64::<T>(self.operation)?;
+            let Some(blocks) = self.rows.blocks() else { candle::bail!("no kernel for {:?}", self.rows) };
+            let Rows { dims: [outer, middle, inner, columns], strides } = self.rows;
+            let [[of_x @ .., x_step], [of_y @ .., y_step]] = strides;
+            let (numel, x, y, out) = (self.rows.elements(), &x, &y, out.as_view_mut());
+            let (grid_dim, block_dim) = ((blocks as u32, 1, 1), (THREADS as u32, 1, 1));
+            let config = LaunchConfig { grid_dim, block_dim, shared_mem_bytes: 0 };
+            launch::Binary { outer, numel, columns, middle, inner, of_x, x_step, of_y, y_step, x, y, out }.launch(
+                device,
+                &format!("{}_f64", self.operation),
+                ptx::DOUBLE_BINARY,
+                config,
+            )
         })
     }
 }

@@ -1,10 +1,10 @@
 //! Launches of `double_conv.cu`.
 
-use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
+use candle::{CudaDevice, Result};
+use cudarc::driver::LaunchConfig;
 
 use super::sizes::Sizes;
-use crate::cuda::driver::kernels::{expect_f64, kernels, ptx, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
 
 kernels! {
     /// A convolution. `inner` and `out` are channels of a group.
@@ -47,38 +47,8 @@ pub(super) fn is_known(device: &CudaDevice, of: &Sizes) -> Result<bool> {
     Ok(are_countable && capabilities.has_tensor_cores() && capabilities.has_shared(SHARED))
 }
 
-/// The convolution of `x`, `(batch, groups * inner, h, w)`, with `weight`, `(kh * kw, groups * out, inner)`, into `y`.
-///
-/// # Errors
-/// Elements that are not of f64, no kernel for it, slices that are too short, or a failed launch.
-pub(super) fn double_conv<T: DeviceRepr>(
-    device: &CudaDevice,
-    of: &Sizes,
-    x: &CudaView<T>,
-    weight: &CudaView<T>,
-    y: &mut CudaSlice<T>,
-) -> Result<()> {
-    expect_f64::<T>("the convolution")?;
-    if !is_known(device, of)? {
-        bail!("no kernel for {of:?}")
-    }
-    let Sizes { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = *of;
-    let numel = batch * groups * out * to.0 * to.1;
-    if numel == 0 {
-        return Ok(());
-    }
-    let [from, to, kernel] = [from, to, kernel].map(<[usize; 2]>::from);
-    let [stride, dilation, padding] = [stride, dilation, padding].map(<[usize; 2]>::from);
-    let config = LaunchConfig {
-        grid_dim: (blocks(of) as u32, groups as u32, 1),
-        block_dim: (THREADS, 1, 1),
-        shared_mem_bytes: SHARED as u32,
-    };
-    let y = y.as_view_mut();
-    DoubleConv { batch, numel, groups, out, inner, from, to, kernel, stride, dilation, padding, x, weight, y }.launch(
-        device,
-        "f64",
-        ptx::DOUBLE_CONV,
-        config,
-    )
+/// The launch shape.
+pub(super) fn config(of: &Sizes) -> LaunchConfig {
+    let (grid_dim, block_dim) = ((blocks(of) as u32, of.groups as u32, 1), (THREADS, 1, 1));
+    LaunchConfig { grid_dim, block_dim, shared_mem_bytes: SHARED as u32 }
 }

@@ -8,6 +8,7 @@ use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use self::sizes::Sizes;
+use crate::cuda::driver::kernels::{expect_f64, ptx};
 use crate::cuda::operator::{launched, with_elements, Call, Kernel};
 use crate::ops::Padding;
 
@@ -59,7 +60,32 @@ impl Kernel for DoubleConv {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
         with_elements([Some(&self.weight)], |[weight]| {
             let Some(weight) = weight else { candle::bail!("a convolution without a weight") };
-            launch::double_conv(device, &self.of, &x, &weight, y)
+            expect_f64::<T>("the convolution")?;
+            let Sizes { batch, groups, out, inner, from, to, kernel, stride, dilation, padding } = self.of;
+            let numel = batch * groups * out * to.0 * to.1;
+            if numel == 0 {
+                return Ok(());
+            }
+            let [from, to, kernel] = [from, to, kernel].map(<[usize; 2]>::from);
+            let [stride, dilation, padding] = [stride, dilation, padding].map(<[usize; 2]>::from);
+            let (x, weight, y) = (&x, &weight, y.as_view_mut());
+            launch::DoubleConv {
+                batch,
+                numel,
+                groups,
+                out,
+                inner,
+                from,
+                to,
+                kernel,
+                stride,
+                dilation,
+                padding,
+                x,
+                weight,
+                y,
+            }
+            .launch(device, "f64", ptx::DOUBLE_CONV, launch::config(&self.of))
         })
     }
 }

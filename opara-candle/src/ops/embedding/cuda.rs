@@ -1,10 +1,11 @@
 //! Embedding lookup in one launch.
 
 use candle::cuda_backend::CudaDType;
-use candle::{bail, DType, Result, Tensor};
+use candle::{bail, DType, Result, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 
 use super::launch;
+use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
@@ -34,11 +35,18 @@ impl Kernel for Embedding {
     const NAME: &'static str = "embedding";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let (numel, columns, rows) = (self.rows.elements(), self.rows.columns(), self.of_table);
         macro_rules! launch {
             ($id:ty) => {
                 with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
                     let Some(ids) = ids else { bail!("an embedding without ids") };
-                    launch::embedding(device, dtype, self.rows, &ids, self.of_table, &x, y)
+                    let variant = format!("{}_{}", <$id>::DTYPE.as_str(), dtype.as_str());
+                    launch::Embedding { numel, columns, rows, ids: &ids, table: &x, y: y.as_view_mut() }.launch(
+                        device,
+                        &variant,
+                        ptx::EMBEDDING,
+                        wide_blocks(numel, dtype),
+                    )
                 })
             };
         }

@@ -5,6 +5,7 @@ use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Heads};
+use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
 
 /// `(x + bias) * scale`, `(batch, seq, heads * dim)`, as `(batch, heads, seq, dim)`. `None` if the kernel does not
@@ -47,7 +48,14 @@ impl Kernel for SplitHeads {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([self.bias.as_ref()], |[bias]| {
-            launch::split_heads(device, dtype, &self.of, self.scale, &x, bias.as_ref(), y)
+            let Heads { seq, heads, dim, pitch, .. } = self.of;
+            let (numel, bias, y) = (self.of.elements(), bias.as_ref(), y.as_view_mut());
+            launch::SplitHeads { numel, seq, heads, dim, pitch, scale: self.scale, x: &x, bias, y }.launch(
+                device,
+                dtype.as_str(),
+                ptx::HEADS,
+                wide_blocks(numel, dtype),
+            )
         })
     }
 }

@@ -1,9 +1,6 @@
 //! Launches of `heads.cu`.
 
-use candle::{CudaDevice, DType, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
-
-use crate::cuda::driver::kernels::{kernels, ptx, strided, wide_blocks};
+use crate::cuda::driver::kernels::{kernels, strided};
 use crate::cuda::operator::rows::Rows;
 
 kernels! {
@@ -19,12 +16,12 @@ kernels! {
 /// The shape of an attention operand: `heads` heads of `dim` elements for each of `seq` tokens.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Heads {
-    batch: usize,
-    seq: usize,
-    heads: usize,
-    dim: usize,
+    pub batch: usize,
+    pub seq: usize,
+    pub heads: usize,
+    pub dim: usize,
     /// Elements from one token to the next before the split.
-    pitch: usize,
+    pub pitch: usize,
 }
 
 impl Heads {
@@ -41,7 +38,7 @@ impl Heads {
         })
     }
 
-    fn elements(&self) -> usize {
+    pub fn elements(&self) -> usize {
         self.batch * self.seq * self.heads * self.dim
     }
 
@@ -54,30 +51,4 @@ impl Heads {
     pub fn after(&self) -> (usize, usize, usize, usize) {
         (self.batch, self.heads, self.seq, self.dim)
     }
-}
-
-/// Writes `(x + bias) * scale` to `y`, heads before tokens. The bias has one element per element of a token.
-///
-/// # Errors
-/// Slices that are too short, or a failed launch.
-pub(super) fn split_heads<T: DeviceRepr>(
-    device: &CudaDevice,
-    dtype: DType,
-    of: &Heads,
-    scale: f64,
-    x: &CudaView<T>,
-    bias: Option<&CudaView<T>>,
-    y: &mut CudaSlice<T>,
-) -> Result<()> {
-    let Heads { seq, heads, dim, pitch, .. } = *of;
-    let (numel, y) = (of.elements(), y.as_view_mut());
-    if numel == 0 {
-        return Ok(());
-    }
-    SplitHeads { numel, seq, heads, dim, pitch, scale, x, bias, y }.launch(
-        device,
-        dtype.as_str(),
-        ptx::HEADS,
-        wide_blocks(numel, dtype),
-    )
 }

@@ -4,7 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch;
+use super::launch::{self, variant};
+use crate::cuda::driver::kernels::ptx;
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
 
@@ -71,7 +72,16 @@ impl Kernel for LayerNorm {
             let (Some(scale), Some(shift)) = (scale, shift) else {
                 candle::bail!("a layer norm without scale or shift")
             };
-            launch::layer_norm(device, dtype, *rows, *eps, &x, bias.as_ref(), residual.as_ref(), &scale, &shift, y)
+            let (bias, residual) = (bias.as_ref(), residual.as_ref());
+            let variant = variant(*rows, device, dtype, &[Some(&x), bias, residual, Some(&scale), Some(&shift)]);
+            let (columns, config, y) = (rows.columns(), rows.by_blocks(dtype), y.as_view_mut());
+            let (rows, eps, x, scale, shift) = (rows.rows(), *eps, &x, &scale, &shift);
+            launch::LayerNorm { rows, columns, eps, x, bias, residual, scale, shift, y }.launch(
+                device,
+                &variant,
+                ptx::NORM,
+                config,
+            )
         })
     }
 }
@@ -88,7 +98,14 @@ impl Kernel for RmsNorm {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         with_elements([Some(&self.scale)], |[scale]| {
             let Some(scale) = scale else { candle::bail!("an RMS norm without scale") };
-            launch::rms_norm(device, dtype, self.rows, self.eps, &x, &scale, y)
+            let (of, eps, x, scale, y) = (self.rows, self.eps, &x, &scale, y.as_view_mut());
+            let variant = variant(of, device, dtype, &[Some(x), Some(scale)]);
+            launch::RmsNorm { rows: of.rows(), columns: of.columns(), eps, x, scale, y }.launch(
+                device,
+                &variant,
+                ptx::NORM,
+                of.by_blocks(dtype),
+            )
         })
     }
 }
@@ -108,7 +125,14 @@ impl Kernel for AddRmsNorm {
             let (Some(residual), Some(scale)) = (residual, scale) else {
                 candle::bail!("an RMS norm without residual or scale")
             };
-            launch::add_rms_norm(device, dtype, self.rows, self.eps, &x, &residual, &scale, y)
+            let (of, eps, x, residual, scale, y) = (self.rows, self.eps, &x, &residual, &scale, y.as_view_mut());
+            let variant = variant(of, device, dtype, &[Some(x), Some(residual), Some(scale)]);
+            launch::AddRmsNorm { rows: of.rows(), columns: of.columns(), eps, x, residual, scale, y }.launch(
+                device,
+                &variant,
+                ptx::NORM,
+                of.by_blocks(dtype),
+            )
         })
     }
 }

@@ -51,14 +51,6 @@ impl Sizes {
     }
 }
 
-/// The operands of a launch.
-pub(super) struct Operands<'a, T> {
-    pub q: &'a CudaView<'a, T>,
-    pub k: &'a CudaView<'a, T>,
-    pub v: &'a CudaView<'a, T>,
-    pub bias: Option<&'a CudaView<'a, T>>,
-}
-
 /// What each query sees of the keys and values, into `y` as `(batch, heads, dim)`.
 ///
 /// # Errors
@@ -66,11 +58,11 @@ pub(super) struct Operands<'a, T> {
 pub(super) fn one_query<T: DeviceRepr>(
     device: &CudaDevice,
     sizes: &Sizes,
-    operands: &Operands<T>,
+    [q, k, v]: [&CudaView<T>; 3],
+    bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Sizes { dtype, scale, q: of_q, k: of_k, v: of_v, bias: of_bias } = *sizes;
-    let Operands { q, k, v, bias } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let ([batch, heads, _, dim], keys) = (of_q.dims(), of_k.dims()[2]);
     let code = match dtype {
@@ -80,28 +72,13 @@ pub(super) fn one_query<T: DeviceRepr>(
     };
     let variant = format!("{}_{}", split.name(), dtype.as_str());
     let blocks = split.blocks(Capabilities::of(device, code)?.has_clusters());
-    let [q_item, q_head, _] = of_q.strides();
+    let ([q_item, q_head, _], of_k, of_v) = (of_q.strides(), of_k.strides(), of_v.strides());
+    let (numel, of_q, y) = (batch * heads * dim, [q_item, q_head], y.as_view_mut());
     let config = LaunchConfig {
         grid_dim: (heads as u32, batch as u32, blocks),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    OneQuery {
-        batch,
-        numel: batch * heads * dim,
-        heads,
-        dim,
-        keys,
-        of_q: [q_item, q_head],
-        of_k: of_k.strides(),
-        of_v: of_v.strides(),
-        of_bias,
-        scale,
-        q,
-        k,
-        v,
-        bias,
-        y: y.as_view_mut(),
-    }
-    .launch(device, &variant, code, config)
+    OneQuery { batch, numel, heads, dim, keys, of_q, of_k, of_v, of_bias, scale, q, k, v, bias, y }
+        .launch(device, &variant, code, config)
 }

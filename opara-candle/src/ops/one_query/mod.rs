@@ -6,7 +6,7 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use self::launch::{Operands, Sizes};
+use self::launch::Sizes;
 use crate::cuda::driver::address_of;
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, with_elements, Call, Kernel};
@@ -48,7 +48,7 @@ impl Kernel for OneQuery {
         let Self { sizes, k, v, bias } = self;
         with_elements([Some(k), Some(v), bias.as_ref()], |[k, v, bias]| {
             let (Some(k), Some(v)) = (&k, &v) else { bail!("attention without keys or values") };
-            launch::one_query(device, sizes, &Operands { q: &x, k, v, bias: bias.as_ref() }, y)
+            launch::one_query(device, sizes, [&x, k, v], bias.as_ref(), y)
         })
     }
 }

@@ -11,7 +11,7 @@ use crate::ops::PoolConfig;
 kernels! {
     /// A pool. `pitch` are elements from one image, plane and row to the next; `edges` is the padding.
     Pool<T> = "opara_pooling_windows_" {
-        reached: host, numel: usize, kind: i32, channels: u32, h: u32, w: u32, oh: u32, ow: u32, kernel: u32, stride: u32,
+        reached: host, numel: usize, kind: i32, channels: u32, from: u32 [2], to: u32 [2], kernel: u32, stride: u32,
         edges: i32 [4], count_padding: i32, pitch: u32 [3],
         x: vector in T [reached],
         y: out T [numel],
@@ -76,28 +76,19 @@ pub(super) fn pool<T: DeviceRepr>(
         bail!("strides of {pitch:?} elements are no multiples of {} channels", plane.channels())
     }
     let (variant, threads) = variant(plane, windows, dtype.size_in_bytes(), &[address(x, device)]);
-    let (oh, ow) = plane.to();
-    Pool {
-        reached: extent(sizes),
-        numel: plane.results(),
-        kind: match windows.kind {
-            PoolKind::Max => 0,
-            PoolKind::Mean => 1,
-        },
-        channels: plane.channels(),
-        h,
-        w,
-        oh,
-        ow,
-        kernel: windows.kernel,
-        stride: windows.stride,
-        edges: windows.edges,
-        count_padding: windows.count_padding.into(),
-        pitch,
-        x,
-        y: y.as_view_mut(),
-    }
-    .launch(device, &format!("{variant}_{}", dtype.as_str()), ptx::POOL, blocks(threads))
+    let kind = match windows.kind {
+        PoolKind::Max => 0,
+        PoolKind::Mean => 1,
+    };
+    let Windows { kernel, stride, edges, count_padding, .. } = *windows;
+    let (numel, channels, from, to) = (plane.results(), plane.channels(), [h, w], plane.to().into());
+    let (reached, count_padding, y) = (extent(sizes), count_padding.into(), y.as_view_mut());
+    Pool { reached, numel, kind, channels, from, to, kernel, stride, edges, count_padding, pitch, x, y }.launch(
+        device,
+        &format!("{variant}_{}", dtype.as_str()),
+        ptx::POOL,
+        blocks(threads),
+    )
 }
 
 /// The kernel variant and its number of threads. A thread takes as many neighbouring channels, of `bytes` bytes each,

@@ -6,8 +6,8 @@ use candle::{bail, CpuStorage, CudaStorage, CustomOp1, DType, Layout, Result, Sh
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
-use super::launch::{self, Operands};
-use crate::cuda::driver::kernels::written;
+use super::launch;
+use crate::cuda::driver::kernels::{blocks, ptx, written};
 use crate::cuda::operator::{elements, with_elements};
 
 /// All operands are contiguous.
@@ -31,13 +31,24 @@ impl Sample {
     fn run<T: CudaDType + DeviceRepr>(&self, logits: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
         let (rows, vocab) = layout.shape().dims2()?;
         let device = &logits.device;
-        let has_own_positions = rows > 1 && self.positions.elem_count() == rows;
+        let own = (rows > 1 && self.positions.elem_count() == rows).into();
+        launch::check(rows, vocab)?;
         let y = with_elements::<u32, _, 2>([Some(&self.parameters), Some(&self.positions)], |numbers| {
             let [Some(parameters), Some(positions)] = numbers else { bail!("there are parameters and positions") };
             with_elements::<u8, _, 1>([self.seen.as_ref()], |[seen]| {
-                let of = Operands { logits: elements::<T>(logits, layout)?, parameters, positions, seen };
+                let (of, dtype) = (elements::<T>(logits, layout)?, logits.dtype());
                 written(device, rows, |y| {
-                    launch::sample(device, logits.dtype(), (rows, vocab), has_own_positions, &of, y)
+                    if rows * vocab == 0 {
+                        return Ok(());
+                    }
+                    let (logits, parameters, positions) = (&of, &parameters, &positions);
+                    let (seen, y) = (seen.as_ref(), y.as_view_mut());
+                    launch::Sample { rows, vocab, own, logits, parameters, positions, seen, y }.launch(
+                        device,
+                        dtype.as_str(),
+                        ptx::SAMPLE,
+                        launch::config(device, rows)?,
+                    )
                 })
             })
         })?;
@@ -66,6 +77,11 @@ impl CustomOp1 for Sample {
 /// Marks a token of each row.
 pub(super) fn mark(seen: &mut CudaStorage, sl: &Layout, tokens: &CudaStorage, tl: &Layout) -> Result<()> {
     let CudaStorageSlice::U8(marks) = &mut seen.slice else { bail!("u8 is marked") };
-    let tokens_of = elements::<u32>(tokens, tl)?;
-    launch::mark(&tokens.device, sl.shape().dims2()?, &tokens_of, marks.slice_mut(sl.start_offset()..))
+    let (rows, vocab) = sl.shape().dims2()?;
+    launch::check(rows, vocab)?;
+    if rows * vocab == 0 {
+        return Ok(());
+    }
+    let (of, seen) = (elements::<u32>(tokens, tl)?, marks.slice_mut(sl.start_offset()..));
+    launch::Mark { rows, vocab, tokens: &of, seen }.launch(&tokens.device, "u8", ptx::SAMPLE, blocks(rows))
 }

@@ -6,6 +6,7 @@ use cudarc::driver::DeviceRepr;
 
 use super::bias::RowStarts;
 use super::launch;
+use crate::cuda::driver::kernels::{expect, ptx, wide};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, rows_of, takes, with_elements, Call, Kernel};
 
@@ -29,10 +30,24 @@ impl Kernel for Softmax {
     const NAME: &'static str = "softmax";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
-        let Self { rows, bias } = self;
+        let Self { rows: of, bias } = self;
+        let (rows, columns, config) = (of.rows(), of.columns(), of.by_warps_or_blocks(dtype));
+        let once = config.block_dim.0 as usize * wide(dtype);
+        let variant = format!("{}_{}", if columns <= once { "short" } else { "long" }, dtype.as_str());
+        let starts = bias.as_ref().map(|(_, starts)| *starts);
+        let RowStarts { dims, strides } = starts.unwrap_or(RowStarts { dims: [1; 3], strides: [0; 3] });
+        if starts.is_some() {
+            expect("the rows of the bias", dims.iter().product(), rows)?;
+        }
+        let of_bias = starts.map_or(0, |starts| starts.needed(columns).unwrap_or(usize::MAX));
         with_elements([bias.as_ref().map(|(bias, _)| bias)], |[elements]| {
-            let starts = bias.as_ref().map(|(_, starts)| *starts);
-            launch::softmax(device, dtype, *rows, &x, elements.as_ref().zip(starts), y)
+            let (dims, bias, y) = ([dims[1], dims[2]], elements.as_ref(), y.as_view_mut());
+            launch::Softmax { of_bias, rows, columns, dims, strides, x: &x, bias, y }.launch(
+                device,
+                &variant,
+                ptx::SOFTMAX,
+                config,
+            )
         })
     }
 }

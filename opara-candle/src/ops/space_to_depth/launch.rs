@@ -1,9 +1,6 @@
 //! Launches of `space_to_depth.cu`.
 
-use candle::{bail, CudaDevice, DType, Layout, Result};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
-
-use crate::cuda::driver::kernels::{kernels, ptx, strided, wide_blocks};
+use crate::cuda::driver::kernels::{kernels, strided};
 
 kernels! {
     /// Squares of pixels become pixels.
@@ -38,37 +35,4 @@ impl Squares {
         let elements = images * self.to.0 * self.to.1 * self.depth(channels);
         (elements <= i32::MAX as usize).then_some(elements)
     }
-}
-
-/// Gathers squares of the image `x`, `(batch, channels, h, w)` with the strides of `layout`, into `y`, `(batch, rows,
-/// columns, depth)`. The depth is (row, column, channel) within the square, then zeros. Outside the image are zeros.
-///
-/// # Errors
-/// Slices that are too short, or a failed launch.
-pub(super) fn space_to_depth<T: DeviceRepr>(
-    device: &CudaDevice,
-    dtype: DType,
-    squares: &Squares,
-    layout: &Layout,
-    x: &CudaView<T>,
-    y: &mut CudaSlice<T>,
-) -> Result<()> {
-    let ((batch, channels, h, w), &[image, plane, row, column]) = (layout.shape().dims4()?, layout.stride()) else {
-        bail!("{layout:?} is not of images")
-    };
-    let (Squares { side, before: (top, left), to: (rows, columns) }, of_x) = (*squares, [image, plane, row, column]);
-    let depth = squares.depth(channels);
-    let Some(numel) = squares.elements(batch, channels) else {
-        bail!("{squares:?} of {:?}: the kernel indexes with 31 bits", layout.dims())
-    };
-    if numel == 0 {
-        return Ok(());
-    }
-    let y = y.as_view_mut();
-    SpaceToDepth { batch, numel, side, top, left, rows, columns, depth, channels, h, w, of_x, x, y }.launch(
-        device,
-        &format!("nhwc_{}", dtype.as_str()),
-        ptx::SPACE_TO_DEPTH,
-        wide_blocks(numel, dtype),
-    )
 }

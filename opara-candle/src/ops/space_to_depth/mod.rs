@@ -3,11 +3,12 @@
 pub(super) mod launch;
 
 use candle::cuda_backend::CudaDType;
-use candle::{Layout, Result, Tensor};
+use candle::{bail, Layout, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use self::launch::Squares;
 use super::{ConvConfig, Padding};
+use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::{launched, Call, Kernel};
 
@@ -59,6 +60,26 @@ impl Kernel for SpaceToDepth {
     const NAME: &'static str = "space_to_depth";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
-        launch::space_to_depth(device, dtype, &self.squares, &self.layout, &x, y)
+        let ((batch, channels, h, w), &[image, plane, row, column]) =
+            (self.layout.shape().dims4()?, self.layout.stride())
+        else {
+            bail!("{:?} is not of images", self.layout)
+        };
+        let Squares { side, before: (top, left), to: (rows, columns) } = self.squares;
+        let depth = self.squares.depth(channels);
+        let Some(numel) = self.squares.elements(batch, channels) else {
+            bail!("{:?} of {:?}: the kernel indexes with 31 bits", self.squares, self.layout)
+        };
+        if numel == 0 {
+            return Ok(());
+        }
+        let (of_x, x, y) = ([image, plane, row, column], &x, y.as_view_mut());
+        let config = wide_blocks(numel, dtype);
+        launch::SpaceToDepth { batch, numel, side, top, left, rows, columns, depth, channels, h, w, of_x, x, y }.launch(
+            device,
+            &format!("nhwc_{}", dtype.as_str()),
+            ptx::SPACE_TO_DEPTH,
+            config,
+        )
     }
 }

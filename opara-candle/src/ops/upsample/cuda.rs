@@ -5,6 +5,7 @@ use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch;
+use crate::cuda::driver::kernels::{address, blocks, ptx};
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::{is_known, launched, Call, Kernel};
@@ -30,6 +31,17 @@ impl Kernel for Upsample {
     const NAME: &'static str = "upsample_nearest2d";
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
-        launch::upsample(device, dtype, &self.plane, &x, y)
+        let Self { plane } = self;
+        let fits = |&n: &usize| plane.is_aligned(n, dtype.size_in_bytes(), &[address(&x, device)]);
+        let (variant, threads) = plane.variant([8, 4, 2].into_iter().find(fits));
+        let ((h, w), (rows, columns), numel) = (plane.from(), plane.to(), plane.results());
+        let [down, right] = [(h, rows), (w, columns)].map(|(from, to)| from as f64 / to as f64);
+        let (batch, channels, x, y) = (plane.batch(), plane.channels(), &x, y.as_view_mut());
+        launch::Upsample { batch, numel, channels, h, w, rows, columns, down, right, x, y }.launch(
+            device,
+            &format!("{variant}_{}", dtype.as_str()),
+            ptx::UPSAMPLE,
+            blocks(threads),
+        )
     }
 }

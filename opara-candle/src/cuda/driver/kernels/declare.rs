@@ -26,6 +26,11 @@ use super::{address, allow_shared, function};
 /// A value that a kernel takes.
 pub(crate) trait Argument {
     fn push<'a>(&'a mut self, launch: &mut LaunchArgs<'a>);
+
+    /// Elements that a pointer points to; `None` if it is null, or none.
+    fn held(&self) -> Option<usize> {
+        None
+    }
 }
 
 macro_rules! numbers {
@@ -62,6 +67,10 @@ impl<T> Argument for &CudaView<'_, T> {
     fn push<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(*self);
     }
+
+    fn held(&self) -> Option<usize> {
+        Some(self.len())
+    }
 }
 
 impl<T> Argument for Option<&CudaView<'_, T>> {
@@ -72,33 +81,17 @@ impl<T> Argument for Option<&CudaView<'_, T>> {
             None => launch.arg(&NULL),
         };
     }
+
+    fn held(&self) -> Option<usize> {
+        self.map(CudaView::len)
+    }
 }
 
 impl<T> Argument for CudaViewMut<'_, T> {
     fn push<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
         launch.arg(self);
     }
-}
 
-/// Memory that a kernel reaches.
-pub(crate) trait Operand {
-    /// Elements that there are; `None` if nothing is reached.
-    fn held(&self) -> Option<usize>;
-}
-
-impl<T> Operand for &CudaView<'_, T> {
-    fn held(&self) -> Option<usize> {
-        Some(self.len())
-    }
-}
-
-impl<T> Operand for Option<&CudaView<'_, T>> {
-    fn held(&self) -> Option<usize> {
-        self.map(CudaView::len)
-    }
-}
-
-impl<T> Operand for CudaViewMut<'_, T> {
     fn held(&self) -> Option<usize> {
         Some(self.len())
     }
@@ -106,7 +99,7 @@ impl<T> Operand for CudaViewMut<'_, T> {
 
 /// # Errors
 /// An operand that holds fewer elements than a kernel reaches.
-pub(crate) fn expect_held(name: &str, operand: &impl Operand, needed: usize) -> Result<()> {
+pub(crate) fn expect_held(name: &str, operand: &impl Argument, needed: usize) -> Result<()> {
     match operand.held() {
         Some(held) if held < needed => bail!("`{name}` holds {held} elements, but needs {needed}"),
         _ => Ok(()),
@@ -165,8 +158,8 @@ pub(crate) fn launch(
     }
     // SAFETY: the arguments are those that the kernel declares, in number, width and order, and it writes through those that are declared
     // as written: a test holds each declaration against the code. It reaches no more elements than the declared lengths, for which
-    // `kernels!` has looked at each operand, and begins at the multiples of 16 bytes that it has looked at. The file that declares the
-    // kernel upholds the rest, for nobody else can name it: sizes that the kernel's indices can count, strides within the lengths, vectors
+    // `kernels!` has looked at each operand, and begins at the multiples of 16 bytes that it has looked at. The operator's folder upholds
+    // the rest, for nobody else can name the kernel: sizes that the kernel's indices can count, strides within the lengths, vectors
     // that fit, and the grid, block and shared memory that the kernel is written for. Work on the stream is in order, so nobody else
     // reaches the operands meanwhile.
     unsafe { launch.launch(config) }.w()?;
@@ -184,8 +177,8 @@ macro_rules! kernels {
     )+) => {
         $(
             $(#[$doc])*
-            struct $name<'a $($(, $type)+)?> {
-                $($(#[$note])* $field: kernels!(@type $($word)+ $([$($inside)+])?),)+
+            pub(super) struct $name<'a $($(, $type)+)?> {
+                $($(#[$note])* pub $field: kernels!(@type $($word)+ $([$($inside)+])?),)+
             }
 
             $(#[$doc])*
@@ -195,7 +188,7 @@ macro_rules! kernels {
                 /// # Errors
                 /// Operands that hold less than the declaration says, or begin elsewhere, or a launch that fails.
                 #[allow(clippy::let_unit_value, reason = "what the kernel does not take")]
-                fn launch(
+                pub fn launch(
                     self,
                     device: &candle::CudaDevice,
                     variant: &str,
@@ -221,10 +214,7 @@ macro_rules! kernels {
         };
     };
 
-    (@type early $($rest:tt)+) => { kernels!(@type $($rest)+) };
-    (@type tested $($rest:tt)+) => { kernels!(@type $($rest)+) };
-    (@type wide $($rest:tt)+) => { kernels!(@type $($rest)+) };
-    (@type vector $($rest:tt)+) => { kernels!(@type $($rest)+) };
+    (@type $modifier:ident $next:ident $t:ident $($rest:tt)*) => { kernels!(@type $next $t $($rest)*) };
     (@type in $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
     (@type cache $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
     (@type opt $t:ident $([$($length:tt)+])?) => { Option<&'a cudarc::driver::CudaView<'a, $t>> };
@@ -239,15 +229,6 @@ macro_rules! kernels {
     (@type $number:ident) => { $number };
     (@type $number:ident [$count:literal]) => { [$number; $count] };
 
-    (@check $device:ident $config:ident $field:ident; early $($rest:tt)+) => {
-        kernels!(@check $device $config $field; $($rest)+)
-    };
-    (@check $device:ident $config:ident $field:ident; tested $($rest:tt)+) => {
-        kernels!(@check $device $config $field; $($rest)+)
-    };
-    (@check $device:ident $config:ident $field:ident; vector $($rest:tt)+) => {
-        kernels!(@check $device $config $field; $($rest)+)
-    };
     (@check $device:ident $config:ident $field:ident; wide $($rest:tt)+) => {
         $crate::cuda::driver::kernels::declare::expect_wide(stringify!($field), $field, $device)?;
         kernels!(@check $device $config $field; $($rest)+)
@@ -258,6 +239,9 @@ macro_rules! kernels {
     };
     (@check $device:ident $config:ident $field:ident; $role:ident $t:ident [$($length:tt)+]) => {
         $crate::cuda::driver::kernels::declare::expect_held(stringify!($field), &$field, $($length)+)?
+    };
+    (@check $device:ident $config:ident $field:ident; $modifier:ident $($rest:tt)+) => {
+        kernels!(@check $device $config $field; $($rest)+)
     };
     (@check $($number:tt)+) => {};
 
