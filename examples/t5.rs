@@ -4,16 +4,17 @@
 //!
 //! The task is part of the text. Decoding is greedy: it always takes the most likely token.
 
-use std::sync::Arc;
-
+use std::cell::RefCell;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{ensure, Result};
 use candle::Tensor;
 use clap::builder::RangedU64ValueParser;
 use clap::{Parser, ValueEnum};
 use opara_examples::{exit_code, Latencies, Model, Options, Show, Tokenizer, Tokens};
-use opara_models::t5::{Config, Generator, T5};
+use opara_models::engine::{Engine, Options as EngineOptions, Request};
+use opara_models::t5::{Config, Texts, T5};
 
 const TEXTS: [&str; 2] = [
     "translate English to German: The house is wonderful.",
@@ -100,8 +101,8 @@ fn run() -> Result<()> {
         );
     }
     let tokenizer = Tokenizer::of(checkpoint.as_ref(), config.vocab_size, args.seq_len)?;
-    // A relative bias does not limit the number of positions.
-    config.n_positions = config.n_positions.max(args.seq_len).max(args.max_tokens);
+    // A relative bias does not limit the number of positions. The engine fills inputs up.
+    config.n_positions = config.n_positions.max(args.seq_len.next_multiple_of(128)).max(args.max_tokens);
     let model = options.load(checkpoint.as_ref(), &device, |vb| T5::load(vb, &config), T5::check)?;
     let model = Arc::new(model);
 
@@ -111,12 +112,13 @@ fn run() -> Result<()> {
     };
     let batches = tokenizer.batches(&texts, options.batch, &device)?;
     let batches: Vec<[Tensor; 2]> = batches.into_iter().map(|Tokens { ids, mask }| [ids, mask]).collect();
-    let builder = options.builder();
-    let generator = Generator::new(model.clone(), args.max_tokens, builder)?;
-    let mut outputs = Vec::new();
-    for batch in &batches {
-        outputs.extend(generator.generate(&batch[0], Some(&batch[1]))?);
-    }
+    let requests = batches.iter().map(|batch| requests(batch, &config, args.max_tokens));
+    let requests = requests.collect::<Result<Vec<_>>>()?.concat();
+    let writer = Arc::new(Texts::new(model.clone(), args.seq_len, args.max_tokens)?);
+    let engine =
+        |builder| Engine::new(writer.clone(), EngineOptions { slots: options.batch, prompts: options.batch, builder });
+    let mut replayed = engine(Some(options.builder()))?;
+    let outputs = replayed.generate(&requests, |_, _| ())?;
     if checkpoint.is_none() {
         writeln!(out, "token ids of random weights, which mean nothing:")?;
     }
@@ -133,10 +135,13 @@ fn run() -> Result<()> {
     writeln!(out, "\nThe encoder, {} x {} tokens:", options.batch, args.seq_len)?;
     args.show.run(&mut out, options, &encoder, &fast, example)?;
 
-    let (ids, mask) = (&example[0], Some(&example[1]));
-    let nothing = |_: Vec<Vec<u32>>| Vec::new();
-    let eager = || model.generate(ids, mask, args.max_tokens).map(nothing);
-    let replay = || generator.generate(ids, mask).map(nothing);
+    let requests = &requests[..options.batch];
+    let [of_eager, of_replay] = [engine(None)?, replayed].map(RefCell::new);
+    let write = |engine: &RefCell<Engine<Texts>>| match engine.borrow_mut().generate(requests, |_, _| ()) {
+        Ok(_) => Ok(Vec::new()),
+        Err(error) => Err(candle::Error::wrap(error)),
+    };
+    let (eager, replay) = (|| write(&of_eager), || write(&of_replay));
     let iters = options.iters.min(GENERATIONS);
     let latencies = Latencies::measure(&device, iters, &[("eager", &eager), ("replay", &replay)])?;
     // An output that ended early took one more pass, for its end token.
@@ -147,10 +152,21 @@ fn run() -> Result<()> {
         let (eager, replay) = (eager.median_us / passes, replay.median_us / passes);
         writeln!(out, "a token: {eager:.0} us eager, {replay:.0} us replayed, encoder included")?;
     }
-    if let Some(built) = generator.executors() {
-        writeln!(out, "\nThe step that adds a token:\n{}", built.step.report())?;
+    if let Some(step) = of_replay.borrow().reports().last() {
+        writeln!(out, "\nThe step that adds a token:\n{step}")?;
     }
     Ok(())
+}
+
+/// A request for the output of each text of a batch.
+fn requests([ids, mask]: &[Tensor; 2], config: &Config, most: usize) -> Result<Vec<Request>> {
+    let (ids, mask) = (ids.to_vec2::<u32>()?, mask.to_vec2::<u32>()?);
+    let own = |(ids, mask): (Vec<u32>, Vec<u32>)| {
+        let own = ids.into_iter().zip(mask).filter(|(_, is_own)| *is_own == 1);
+        let prompt = own.map(|(id, _)| id).collect();
+        Request { prompt, most, ends: vec![config.eos_token_id], ..Request::default() }
+    };
+    Ok(ids.into_iter().zip(mask).map(own).collect())
 }
 
 /// Computes the bytes of one layer's attention scores in f32.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{ensure, Result};
 use candle::Device;
 use fastrand::Rng;
-use opara_models::decoder::{End, Listener, Request, Scheduler};
+use opara_models::decoder::Decoder;
+use opara_models::engine::{End, Engine, Listener, Request};
 
 /// What came of them.
 pub struct Churn {
@@ -64,7 +65,7 @@ impl Listener for Checked {
 impl Churn {
     /// Writes `tokens` tokens, of requests chosen at random, in at most so many seconds. One sequence in four is cancelled.
     pub fn run(
-        scheduler: &mut Scheduler,
+        engine: &mut Engine<Decoder>,
         requests: &[(Request, Arc<Vec<u32>>)],
         (tokens, seconds): (usize, f64),
         rng: &mut Rng,
@@ -74,17 +75,17 @@ impl Churn {
         let of = |number: &AtomicUsize| number.load(Ordering::Relaxed);
         loop {
             let is_over = of(&tally.tokens) >= tokens || start.elapsed().as_secs_f64() > seconds;
-            while !is_over && scheduler.free() > 0 && rng.u32(0..3) > 0 {
+            while !is_over && engine.free() > 0 && rng.u32(0..3) > 0 {
                 let (request, alone) = &requests[rng.usize(0..requests.len())];
                 let wanted = if rng.u32(0..4) == 0 { rng.usize(1..=request.most) } else { usize::MAX };
                 let checked = Checked { alone: alone.clone(), at: 0, wanted, tally: tally.clone() };
-                scheduler.join(request.clone(), Box::new(checked))?;
+                engine.add(request.clone(), Box::new(checked))?;
                 sequences += 1;
             }
-            if is_over && scheduler.live() == 0 {
+            if is_over && engine.live() == 0 {
                 break;
             }
-            scheduler.turn(|| rng.u32(0..8) == 0)?;
+            engine.step(|| rng.u32(0..8) == 0)?;
             if of(&tally.tokens) * 10 >= tokens && level.is_none() {
                 level = Some(used(device)?);
             }

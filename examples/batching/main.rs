@@ -8,16 +8,16 @@ mod churn;
 
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::{mpsc, Arc};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
 use fastrand::Rng;
-use opara_candle::ops::Sampling;
 use opara_examples::{exit_code, Options};
-use opara_models::decoder::{Config, Decoder, End, Listener, Request, Scheduler};
+use opara_models::decoder::{Config, Decoder};
+use opara_models::engine::{Engine, Options as EngineOptions, Request, Sampling};
 
 use self::churn::Churn;
 
@@ -52,17 +52,6 @@ struct Args {
     longest: usize,
 }
 
-/// Sends tokens on.
-struct Sent(mpsc::Sender<u32>);
-
-impl Listener for Sent {
-    fn token(&mut self, token: u32) -> bool {
-        self.0.send(token).is_ok()
-    }
-
-    fn end(&mut self, _: End) {}
-}
-
 fn main() -> ExitCode {
     exit_code(run())
 }
@@ -81,27 +70,29 @@ fn run() -> Result<()> {
     let load = |vb| Decoder::load(vb, &config, context).map_err(candle::Error::wrap);
     let model = Arc::new(options.load(None, &device, load, |_| Ok(()))?);
     let start = Instant::now();
-    let mut scheduler = Scheduler::new(model, args.slots, Some(&options.builder()))?;
+    let settings = EngineOptions { slots: args.slots, builder: Some(options.builder()), ..EngineOptions::default() };
+    let mut engine = Engine::new(model, settings)?;
+    engine.build()?;
     writeln!(out, "graphs built in {:.1} s", start.elapsed().as_secs_f64())?;
-    for reason in scheduler.eager() {
+    for reason in engine.eager() {
         writeln!(out, "runs eagerly: {reason}")?;
     }
 
     let mut rng = Rng::with_seed(options.seed);
     let requests: Vec<Request> = (0..args.requests).map(|_| request(&mut rng, &args, config.vocab as u32)).collect();
-    let alone = requests.iter().map(|request| together(&mut scheduler, std::slice::from_ref(request)));
+    let alone = requests.iter().map(|request| engine.generate(std::slice::from_ref(request), |_, _| ()));
     let alone = alone.map(|texts| Ok(Arc::new(texts?.remove(0)))).collect::<Result<Vec<_>>>()?;
 
     let mut speeds = Vec::new();
     let powers = std::iter::successors(Some(1), |count| Some(2 * count)).take_while(|count| *count < args.slots);
     for count in powers.chain([args.slots]) {
-        let speed = speed(&mut scheduler, args.longest, count)?;
+        let speed = speed(&mut engine, args.longest, count)?;
         writeln!(out, "{count:>3} at once: {speed:>9.1} tokens/s, {:>8.0} us a step", 1e6 * count as f64 / speed)?;
         speeds.push(serde_json::json!({"sequences": count, "tokens_per_s": speed}));
     }
 
     let requests: Vec<_> = requests.into_iter().zip(alone).collect();
-    let run = Churn::run(&mut scheduler, &requests, (args.tokens, args.seconds), &mut rng, &device)?;
+    let run = Churn::run(&mut engine, &requests, (args.tokens, args.seconds), &mut rng, &device)?;
     writeln!(
         out,
         "{} tokens of {} sequences in {:.1} s ({:.0} tokens/s with prompts), {} of them cancelled; each as alone\nmemory grew by {} KiB of the \
@@ -134,25 +125,11 @@ fn request(rng: &mut Rng, args: &Args, vocab: u32) -> Request {
         1 => drawn,
         _ => Sampling { repetition_penalty: 1.2, ..drawn },
     };
-    Request { prompt, most: rng.usize(1..=args.longest), ends: vec![rng.u32(0..vocab)], sampling }
-}
-
-/// The texts of requests that have the scheduler for themselves.
-fn together(scheduler: &mut Scheduler, requests: &[Request]) -> Result<Vec<Vec<u32>>> {
-    let mut texts = Vec::new();
-    for request in requests {
-        let (told, text) = mpsc::channel();
-        scheduler.join(request.clone(), Box::new(Sent(told)))?;
-        texts.push(text);
-    }
-    while scheduler.live() > 0 {
-        scheduler.turn(|| false)?;
-    }
-    Ok(texts.into_iter().map(|text| text.into_iter().collect()).collect())
+    Request { prompt, most: rng.usize(1..=args.longest), ends: vec![rng.u32(0..vocab)], sampling, ..Request::default() }
 }
 
 /// Tokens a second of so many sequences that have all read their prompts.
-fn speed(scheduler: &mut Scheduler, longest: usize, count: usize) -> Result<f64> {
+fn speed(engine: &mut Engine<Decoder>, longest: usize, count: usize) -> Result<f64> {
     let of = |most: usize| -> Vec<Request> {
         let prompt: Vec<u32> = (1..=longest as u32 / 2).collect();
         vec![Request { prompt, most, ..Request::default() }; count]
@@ -162,7 +139,7 @@ fn speed(scheduler: &mut Scheduler, longest: usize, count: usize) -> Result<f64>
         let mut times = Vec::new();
         for _ in 0..3 {
             let start = Instant::now();
-            together(scheduler, &of(most))?;
+            engine.generate(&of(most), |_, _| ())?;
             times.push(start.elapsed().as_secs_f64());
         }
         times.sort_by(f64::total_cmp);

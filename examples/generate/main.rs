@@ -10,15 +10,16 @@ mod source;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{ensure, Context, Result};
 use candle::quantized::GgmlDType;
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
-use opara_candle::ops::Sampling;
 use opara_candle::Mode;
 use opara_examples::{exit_code, Options};
-use opara_models::decoder::{Config, Generated, Generator};
+use opara_models::decoder::{Config, Decoder};
+use opara_models::engine::{Engine, Options as EngineOptions, Request, Sampling};
 
 use self::source::Source;
 
@@ -109,11 +110,15 @@ fn run() -> Result<()> {
     let model = Arc::new(source.load(&args, context, &device)?);
 
     let drawn = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, ..Sampling::default() };
-    // Each text of a batch has its own seed, so the first text does not depend on the batch size.
-    let sampling: Vec<_> = (0..options.batch as u64).map(|at| Sampling { seed: options.seed + at, ..drawn }).collect();
-    let prompts = vec![prompt; options.batch];
     let ends = if args.ignore_end { Vec::new() } else { source.ends() };
-    let mut fast = Generator::new(model.clone(), &sampling, &options.builder())?;
+    let request = Request { prompt, most: args.tokens, ends, ..Request::default() };
+    // Each text of a batch has its own seed, so the first text does not depend on the batch size.
+    let sampling = |at| Sampling { seed: options.seed + at, ..drawn };
+    let requests: Vec<_> =
+        (0..options.batch as u64).map(|at| Request { sampling: sampling(at), ..request.clone() }).collect();
+    let engine =
+        |builder| Engine::new(model.clone(), EngineOptions { slots: options.batch, prompts: options.batch, builder });
+    let mut fast = engine(Some(options.builder()))?;
 
     if source.is_random() {
         writeln!(out, "token ids of random weights, which mean nothing:")?;
@@ -121,30 +126,36 @@ fn run() -> Result<()> {
     // Prints the first text while it is generated.
     let mut pieces = source.pieces();
     let mut failed: Result<()> = Ok(());
-    let first = fast.generate(&prompts, args.tokens, &ends, |tokens| {
-        let shown = tokens[0].map_or(Ok(()), |token| {
-            write!(out, "{}", pieces(Some(token))?)?;
-            Ok(out.flush()?)
-        });
+    let first = Written::by(&mut fast, &requests, |index, token| {
+        let shown = match index {
+            0 => pieces(Some(token)).and_then(|piece| Ok(write!(out, "{piece}")?)).and_then(|()| Ok(out.flush()?)),
+            _ => Ok(()),
+        };
         failed = std::mem::replace(&mut failed, Ok(())).and(shown);
     })?;
     failed?;
     writeln!(out, "{}", pieces(None)?)?;
 
-    let mut measured = vec![first.clone()];
-    for _ in 1..options.iters.min(GENERATIONS) {
-        measured.push(fast.generate(&prompts, args.tokens, &ends, |_| ())?);
+    // The first one built the graphs.
+    let mut measured = Vec::new();
+    for tenant in 1..=options.iters.clamp(1, GENERATIONS) as u64 {
+        // Another tenant's, so that the prompts are read again.
+        let requests: Vec<_> = requests.iter().map(|request| Request { tenant, ..request.clone() }).collect();
+        measured.push(Written::by(&mut fast, &requests, |_, _| ())?);
     }
     ensure!(measured.iter().all(|again| again.tokens == first.tokens), "the same seed gave another text");
-    let eager = Generator::eager(model, &sampling)?.generate(&prompts, args.tokens, &ends, |_| ())?;
-    let (_, step) = fast.executors().context("there are executors")?;
-    let speeds = Speeds::of(measured, options.batch);
-    let of_eager = Speeds::of(vec![eager.clone()], options.batch);
+    let eager = Written::by(&mut engine(None)?, &requests, |_, _| ())?;
+    let step = fast.reports().pop().context("there are executors")?;
+    let read = options.batch * request.prompt.len();
+    let speeds = Speeds::of(measured, read);
+    let of_eager = Speeds::of(vec![eager.clone()], read);
 
     writeln!(
         out,
         "\nprompt of {} tokens, {} tokens written after it, batch {}:",
-        first.prompt, args.tokens, options.batch
+        request.prompt.len(),
+        args.tokens,
+        options.batch
     )?;
     for (name, speeds) in [("eager", &of_eager), ("replay", &speeds)] {
         writeln!(
@@ -154,10 +165,10 @@ fn run() -> Result<()> {
         )?;
     }
     writeln!(out, "  memory: {}", memory::used(&device)?)?;
-    writeln!(out, "\nThe step that adds a token:\n{}", step.report())?;
+    writeln!(out, "\nThe step that adds a token:\n{}", step)?;
     if options.json {
         let json = serde_json::json!({
-            "mode": match step.report().mode() { Mode::Eager => "eager", _ => "replay" },
+            "mode": match step.mode() { Mode::Eager => "eager", _ => "replay" },
             "tokens": first.tokens,
             "equal_to_eager": first.tokens == eager.tokens,
             "prefill_tokens_per_s": speeds.read_per_s,
@@ -166,11 +177,40 @@ fn run() -> Result<()> {
             "first_token_ms": speeds.first_ms,
             "eager_us_per_token": of_eager.step_us,
             "memory": memory::used(&device)?,
-            "report": serde_json::to_value(step.report())?,
+            "report": serde_json::to_value(&step)?,
         });
         writeln!(std::io::stdout(), "{json:#}")?;
     }
     Ok(())
+}
+
+/// Texts, and how long they took.
+#[derive(Clone)]
+struct Written {
+    tokens: Vec<Vec<u32>>,
+    /// Until the first token of each was there.
+    reading: Duration,
+    /// From there to the end.
+    writing: Duration,
+}
+
+impl Written {
+    fn by(engine: &mut Engine<Decoder>, requests: &[Request], mut each: impl FnMut(usize, u32)) -> Result<Self> {
+        let (start, mut reading, mut begun) = (Instant::now(), Duration::ZERO, vec![false; requests.len()]);
+        let tokens = engine.generate(requests, |index, token| {
+            if !std::mem::replace(&mut begun[index], true) {
+                reading = start.elapsed();
+            }
+            each(index, token);
+        })?;
+        Ok(Self { tokens, reading, writing: start.elapsed() - reading })
+    }
+
+    /// Of a step, which adds a token to each. The first token came with the prompt.
+    fn step(&self) -> f64 {
+        let steps = self.tokens.iter().map(|text| text.len().saturating_sub(1)).max().unwrap_or(0);
+        self.writing.as_secs_f64() / steps.max(1) as f64
+    }
 }
 
 /// Speed of generation: medians.
@@ -182,18 +222,18 @@ struct Speeds {
 }
 
 impl Speeds {
-    fn of(measured: Vec<Generated>, batch: usize) -> Self {
-        let median = |of: &dyn Fn(&Generated) -> f64| {
+    /// Of texts behind prompts that have so many tokens together.
+    fn of(measured: Vec<Written>, read: usize) -> Self {
+        let median = |of: &dyn Fn(&Written) -> f64| {
             let mut values: Vec<f64> = measured.iter().map(of).collect();
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
         };
-        let (reading, step) =
-            (median(&|of| of.reading.as_secs_f64()), median(&|of| of.writing.as_secs_f64() / of.steps.max(1) as f64));
+        let (reading, step) = (median(&|of| of.reading.as_secs_f64()), median(&Written::step));
         Self {
             first_ms: 1e3 * reading,
-            read_per_s: (batch * measured[0].prompt) as f64 / reading,
-            written_per_s: batch as f64 / step,
+            read_per_s: read as f64 / reading,
+            written_per_s: measured[0].tokens.len() as f64 / step,
             step_us: 1e6 * step,
         }
     }

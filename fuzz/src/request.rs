@@ -8,10 +8,11 @@ use axum::http::Request;
 use axum::Router;
 use candle::{DType, Device};
 use http_body_util::BodyExt;
-use opara_models::decoder::{Config, Decoder, Scheduler, Text};
+use opara_models::decoder::{Config, Decoder, Text};
+use opara_models::engine::{Engine, Options};
 use opara_serve::batch::{self, Batcher, Buckets, Registry};
 use opara_serve::embed::TextModel;
-use opara_serve::generate::{Generator, Writer};
+use opara_serve::generate::Writer;
 use opara_serve::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 use opara_serve::protocol::Service;
 use opara_serve::server::{router, Settings};
@@ -135,14 +136,15 @@ fn serve() -> anyhow::Result<Router> {
     let decoder: Loader = Arc::new(move || {
         let config = Config { vocab: 105, max_positions: 160, eos: vec![0], ..Config::tiny() };
         let decoder = Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, 160)?;
-        let writer = Writer::start(vec![Scheduler::new(Arc::new(decoder), 2, None)?], 100, texts.clone());
+        let engine = Engine::new(Arc::new(decoder), Options { slots: 2, ..Options::default() })?;
         let mut folder = Folder::new();
         let tokenizer = folder.put("tokenizer.json", include_bytes!("../seeds/tokenizer.json"));
         let template = b"{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\
 {% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}";
         folder.put("chat_template.jinja", template);
         let text = Arc::new(Text::beside(&tokenizer)?);
-        Ok(Arc::new(GenerationModel::new(Generator::new(writer, text), counters.clone())) as Arc<dyn Model>)
+        let writer = Writer::start(vec![engine], text, 100, texts.clone());
+        Ok(Arc::new(GenerationModel::new(writer, counters.clone())) as Arc<dyn Model>)
     });
     let models = Arc::new(Models::new([("bert".to_owned(), embedder), ("m".to_owned(), decoder)]));
     for name in ["bert", "m"] {

@@ -9,6 +9,7 @@ mod branches;
 mod classifier;
 pub mod decoder;
 pub mod deepfm;
+pub mod engine;
 pub mod googlenet;
 pub mod inception;
 mod mask;

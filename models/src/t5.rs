@@ -2,7 +2,7 @@
 //! the gated variants v1.1 and Flan.
 //!
 //! Tensor names and configuration follow Hugging Face's checkpoints. [`T5Encoder`] and [`T5::forward`] are single
-//! passes; [`Generator`] generates text token by token.
+//! passes; [`Texts`] is for an [`Engine`](crate::engine::Engine), which writes token by token.
 //!
 //! In f16 the residual sums of trained models overflow. Here the residual stream is kept 64 times smaller, which
 //! changes nothing else, because every reader normalizes it first.
@@ -15,12 +15,12 @@ use opara_weights::{Loaded, WeightsError};
 
 mod bias;
 mod config;
-mod generate;
 mod layers;
 mod stream;
+mod texts;
 
 pub use config::{Config, FeedForwardProj};
-pub use generate::{Executors, Generator, Writing};
+pub use texts::Texts;
 
 use crate::mask;
 use bias::{Positions, RelativeBias};

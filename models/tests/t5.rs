@@ -7,8 +7,9 @@ use std::sync::Arc;
 use candle::{DType, Device, Module, Result, Tensor};
 use candle_nn::{Activation, VarBuilder, VarMap};
 use candle_transformers::models::t5 as reference;
-use opara_candle::{Mode, OnUncapturable, OparaExecutor};
-use opara_models::t5::{Config, FeedForwardProj, Generator, T5Encoder, T5};
+use opara_candle::{Builder, Mode, OnUncapturable, OparaExecutor};
+use opara_models::engine::{Engine, Options, Request, TextError};
+use opara_models::t5::{Config, FeedForwardProj, T5Encoder, Texts, T5};
 
 const BATCH: usize = 2;
 const CPU: &Device = &Device::Cpu;
@@ -60,7 +61,22 @@ fn message<T>(result: Result<T>) -> String {
     result.err().expect("an error").to_string()
 }
 
-fn strict() -> opara_candle::Builder {
+/// An engine for so many inputs at once.
+fn engine(model: &Arc<T5>, slots: usize, prompts: usize, builder: Option<Builder>) -> Engine<Texts> {
+    let texts = Texts::new(model.clone(), 40, 40).expect("there are as many positions");
+    Engine::new(Arc::new(texts), Options { slots, prompts, builder }).expect("there is memory")
+}
+
+/// Requests for outputs of up to so many tokens, for the inputs' tokens that a mask shows.
+fn requests(ids: &Tensor, mask: &Tensor, config: &Config, most: usize) -> Result<Vec<Request>> {
+    let request = |(ids, mask): (Vec<u32>, Vec<u32>)| {
+        let prompt = ids.into_iter().zip(mask).filter(|(_, is_own)| *is_own == 1).map(|(id, _)| id).collect();
+        Request { prompt, most, ends: vec![config.eos_token_id], ..Request::default() }
+    };
+    Ok(ids.to_vec2()?.into_iter().zip(mask.to_vec2()?).map(request).collect())
+}
+
+fn strict() -> Builder {
     OparaExecutor::builder().on_uncapturable(OnUncapturable::Error)
 }
 
@@ -108,22 +124,21 @@ fn results_match_transformers() -> Result<()> {
 fn generated_tokens_match_transformers() -> Result<()> {
     for (name, config) in models() {
         let expected = Expected::of(name)?;
-        let model = Arc::new(load(&config)?);
+        let model = Arc::new(load(&Config { n_positions: 128, ..config.clone() })?);
         let (ids, mask) = (expected.get("ids")?, expected.get("mask")?);
         let outputs = expected.generated(&config)?;
         assert_eq!(outputs.iter().any(|output| output.len() < 40), name == "gelu-untied", "one ends early");
-        assert_eq!(model.generate(&ids, Some(&mask), 40)?, outputs, "{name}");
-        let generator = Generator::new(model, 40, strict())?;
-        for _ in 0..2 {
-            assert_eq!(generator.generate(&ids, Some(&mask))?, outputs, "{name}, replayed");
+        let requests = requests(&ids, &mask, &config, 40)?;
+        for (slots, prompts) in [(1, 1), (2, 2), (3, 2), (3, 1)] {
+            let mut eager = engine(&model, slots, prompts, None);
+            assert_eq!(eager.generate(&requests, |_, _| ()).expect("outputs"), outputs, "{name}, {prompts} of {slots}");
         }
-        let built = generator.executors().expect("they were built");
-        for report in [built.read.report(), built.step.report()] {
-            assert_eq!(
-                (report.mode(), report.is_verified(), &report.reason()),
-                (Mode::Threads, true, &None),
-                "{report}"
-            );
+        let mut replayed = engine(&model, 2, 2, Some(strict()));
+        for _ in 0..2 {
+            assert_eq!(replayed.generate(&requests, |_, _| ()).expect("outputs"), outputs, "{name}, replayed");
+        }
+        for report in replayed.reports() {
+            assert_eq!((report.mode(), report.is_verified(), &report.reason()), (Mode::Threads, true, &None), "{report}");
         }
     }
     Ok(())
@@ -236,16 +251,17 @@ fn padding_does_not_change_the_tokens() -> Result<()> {
 
 #[test]
 fn logits_that_are_not_finite_are_an_error() -> Result<()> {
-    for (name, config) in models() {
+    for (name, config) in models().map(|(name, config)| (name, Config { n_positions: 128, ..config })) {
         let weights = VarMap::new();
         let load = || T5::load(VarBuilder::from_varmap(&weights, DType::F32, CPU), &config);
         load()?;
         let norm = weights.data().lock().expect("no panic")["decoder.final_layer_norm.weight"].clone();
         norm.set(&(norm.as_tensor() * f64::NAN)?)?;
-        let (model, ids) = (Arc::new(load()?), tokens(9, 31)?);
-        let replayed = Generator::new(model.clone(), 5, strict())?.generate(&ids, None);
-        for said in [message(model.generate(&ids, None, 5)), message(replayed)] {
-            assert!(said.contains("not finite"), "{name}: {said}");
+        let model = Arc::new(load()?);
+        let request = Request { prompt: vec![3, 1, 4], most: 5, ..Request::default() };
+        for builder in [None, Some(strict())] {
+            let failed = engine(&model, 1, 1, builder).generate(std::slice::from_ref(&request), |_, _| ());
+            assert!(matches!(failed, Err(TextError::NotFinite)), "{name}: {failed:?}");
         }
     }
     Ok(())
@@ -281,18 +297,19 @@ fn executors_give_the_same_bits() -> Result<()> {
     Ok(())
 }
 
+/// Inputs come and go: each output is what it is alone.
 #[test]
-fn a_generator_accepts_other_shapes_with_and_without_a_mask() -> Result<()> {
-    let model = Arc::new(load(&Config::tiny())?);
-    let generator = Generator::new(model.clone(), 12, strict())?;
-    assert!(generator.executors().is_none());
-    for len in [9, 17, 9] {
-        let (ids, mask) = (tokens(len, 31)?, padding([len, 5], len)?);
-        for mask in [None, Some(&mask)] {
-            assert_eq!(generator.generate(&ids, mask)?, model.generate(&ids, mask, 12)?, "{len} tokens");
-        }
-        let one = ids.narrow(0, 1, 1)?;
-        assert_eq!(generator.generate(&one, None)?, model.generate(&one, None, 12)?, "{len} tokens");
+fn an_output_does_not_depend_on_those_beside_it() -> Result<()> {
+    let config = Config { n_positions: 128, ..Config::tiny() };
+    let model = Arc::new(load(&config)?);
+    let inputs = (0..9).map(|at| (0..1 + at * 5).map(|i| (i * 31 + at) % config.vocab_size as u32).collect());
+    let ends = vec![config.eos_token_id];
+    let request = |(at, prompt)| Request { prompt, most: 1 + at * 17 % 40, ends: ends.clone(), ..Request::default() };
+    let requests: Vec<Request> = inputs.enumerate().map(request).collect();
+    let expected = engine(&model, 1, 1, None).generate(&requests, |_, _| ()).expect("outputs");
+    for builder in [None, Some(strict())] {
+        let mut engine = engine(&model, 3, 1, builder);
+        assert_eq!(engine.generate(&requests, |_, _| ()).expect("outputs"), expected);
     }
     Ok(())
 }
@@ -389,14 +406,19 @@ fn invalid_configurations_and_inputs_are_errors() -> Result<()> {
         (message(model.forward(&long, &ids, None)), "49 tokens are more than the 48 of n_positions"),
         (message(model.forward(&ids, &long, None)), "49 tokens are more than the 48 of n_positions"),
         (message(model.caches(1, 49)), "49 tokens"),
-        (message(model.generate(&ids, None, 49)), "49 tokens"),
-        (message(Generator::new(model.clone(), 0, strict())), "no tokens"),
+        (message(Texts::new(model.clone(), 9, 9)), "128 tokens are more than the 48 of n_positions"),
         (message(model.forward(&ids, &ids, Some(&padding([5, 5], 6)?))), "mask of shape [2, 6]"),
         (message(model.forward(&ids, &ids.narrow(0, 0, 1)?, None)), "2 inputs and 1 outputs"),
         (message(model.forward(&ids.get(0)?, &ids, None)), "(batch, seq)"),
         (message(model.step(&ids, &at, &memory, &caches)), "(batch, 1)"),
         (message(model.step(&ids.narrow(1, 0, 1)?, &at, &memory, &caches[1..])), "1 caches for 2 layers"),
     ] {
+        assert!(error.contains(part), "{error}");
+    }
+    let model = Arc::new(load(&Config { n_positions: 128, ..tiny })?);
+    for (prompt, most, part) in [(129, 1, "an input of 129 tokens"), (1, 41, "an output of 41 tokens")] {
+        let request = Request { prompt: vec![1; prompt], most, ..Request::default() };
+        let error = engine(&model, 1, 1, None).generate(&[request], |_, _| ()).expect_err("an error").to_string();
         assert!(error.contains(part), "{error}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Texts that the server's `tiny-decoder` writes, by a generator in this process, as JSON: what a server's answers are compared with.
+//! Texts that the server's `tiny-decoder` writes, by an engine in this process, as JSON: what a server's answers are compared with.
 //!
 //!     cargo run --release -p opara-serve --example texts
 //!
@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle::{DType, Device};
-use opara_candle::ops::Sampling;
-use opara_models::decoder::{Decoder, Generator, Message};
+use opara_models::decoder::{Decoder, Message};
+use opara_models::engine::{Engine, Options, Request, Sampling};
 use opara_serve::generate::TextDecoder;
 use serde_json::{json, Value};
 
@@ -22,8 +22,9 @@ fn main() -> Result<()> {
     let model = Decoder::load(opara_weights::seeded(0, DType::F32, &Device::Cpu), config, 512)?;
     let model = Arc::new(model);
     let written = |prompt: Vec<u32>, sampling: Sampling| -> Result<(String, usize)> {
-        let mut generator = Generator::eager(model.clone(), &[sampling])?;
-        let tokens = generator.generate(&[prompt], TOKENS, &config.eos, |_| ())?.tokens.remove(0);
+        let mut engine = Engine::new(model.clone(), Options::default())?;
+        let request = Request { prompt, most: TOKENS, ends: config.eos.clone(), sampling, ..Request::default() };
+        let tokens = engine.generate(&[request], |_, _| ())?.remove(0);
         Ok((text.decode(&tokens)?, tokens.len()))
     };
     let long = "She bakes bread on Sundays. ".repeat(6);

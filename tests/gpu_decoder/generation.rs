@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
-use opara_candle::ops::Sampling;
 use opara_candle::{Mode, OparaExecutor};
-use opara_models::decoder::{Config, Decoder, Generator};
+use opara_models::decoder::{Config, Decoder};
+use opara_models::engine::{Engine, Options, Request, Sampling};
 
 use super::assert_near;
 use super::common::{gpu, CPU};
@@ -43,6 +43,18 @@ pub fn configs() -> Vec<(&'static str, Config)> {
     configs
 }
 
+/// Engines that write as many texts at once, of prompts that are read together: by executors, and eagerly.
+pub fn engines(model: &Arc<Decoder>, texts: usize) -> Result<[Engine<Decoder>; 2]> {
+    let engine = |builder| Engine::new(model.clone(), Options { slots: texts, prompts: texts, builder });
+    Ok([engine(Some(OparaExecutor::builder()))?, engine(None)?])
+}
+
+/// Requests for texts behind prompts, drawn in these ways.
+pub fn requests(prompts: &[Vec<u32>], sampling: &[Sampling], most: usize) -> Vec<Request> {
+    let texts = prompts.iter().zip(sampling);
+    texts.map(|(prompt, &sampling)| Request { prompt: prompt.clone(), most, sampling, ..Request::default() }).collect()
+}
+
 fn load(config: &Config, dtype: DType, device: &Device) -> Result<Decoder> {
     Ok(Decoder::load(opara_weights::seeded(5, dtype, device), config, 240)?)
 }
@@ -75,18 +87,20 @@ fn one_graph_writes_what_eager_execution_writes_at_every_length() -> Result<()> 
             let model = Arc::new(load(&config, dtype, &device)?);
             let drawn = Sampling { temperature: 0.9, top_k: 40, seed: 3, ..Sampling::default() };
             let sampling = [Sampling::default(), drawn, Sampling { top_p: 0.9, ..drawn }];
-            let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
-            let (read, step) = fast.executors().expect("there are executors");
-            for (what, report) in [("reading", read.report()), ("a step", step.report())] {
-                assert_eq!(report.mode(), Mode::Graph, "{name}, {what}: {report}");
-            }
-            let mut eager = Generator::eager(model, &sampling)?;
+            let [mut fast, mut eager] = engines(&model, 3)?;
             for lengths in [[3, 1, 9], [150, 20, 129], [2, 180, 1]] {
                 let prompts: Vec<Vec<u32>> =
                     lengths.iter().map(|&n| (0..n).map(|i| (i * 41 + n) as u32 % 96).collect()).collect();
-                let expected = eager.generate(&prompts, 40, &[], |_| ())?.tokens;
-                let got = fast.generate(&prompts, 40, &[], |_| ())?.tokens;
-                assert_eq!(got, expected, "{name} in {dtype:?} behind {lengths:?}");
+                let requests = requests(&prompts, &sampling, 40);
+                let expected = eager.generate(&requests, |_, _| ())?;
+                assert_eq!(fast.generate(&requests, |_, _| ())?, expected, "{name} in {dtype:?} behind {lengths:?}");
+                // One text has kernels of its own.
+                let [mut fast, mut eager] = engines(&model, 1)?;
+                let expected = eager.generate(&requests[..1], |_, _| ())?;
+                assert_eq!(fast.generate(&requests[..1], |_, _| ())?, expected, "{name} in {dtype:?} alone");
+            }
+            for report in fast.reports() {
+                assert_eq!(report.mode(), Mode::Graph, "{name}: {report}");
             }
         }
     }
@@ -104,11 +118,10 @@ fn long_prompts_of_a_batch_are_read_by_a_plan_that_stays() -> Result<()> {
     let model = Arc::new(Decoder::load(weights, &config, length + tokens)?);
     let prompts: Vec<Vec<u32>> =
         (0..8).map(|text| (0..length as u32).map(|i| (i * 41 + text) % 96).collect()).collect();
-    let sampling = [Sampling::default(); 8];
-    let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
-    let got = fast.generate(&prompts, tokens, &[], |_| ())?.tokens;
-    let (read, step) = fast.executors().expect("there are executors");
-    assert_eq!([read.report().rebuilds(), step.report().rebuilds()], [0, 0]);
-    assert_eq!(got, Generator::eager(model, &sampling)?.generate(&prompts, tokens, &[], |_| ())?.tokens);
+    let requests = requests(&prompts, &[Sampling::default(); 8], tokens);
+    let [mut fast, mut eager] = engines(&model, 8)?;
+    let got = fast.generate(&requests, |_, _| ())?;
+    assert_eq!(fast.reports().iter().map(|report| report.rebuilds()).collect::<Vec<_>>(), [0, 0]);
+    assert_eq!(got, eager.generate(&requests, |_, _| ())?);
     Ok(())
 }

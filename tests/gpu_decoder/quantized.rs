@@ -8,11 +8,10 @@ use candle::{DType, Device, Shape, Tensor, D};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use opara_candle::ops::{self, Activation, QuantizedWeight, Sampling};
-use opara_candle::{Mode, OparaExecutor};
-use opara_models::decoder::{Decoder, Generator};
+use opara_models::decoder::Decoder;
 
 use super::common::{gpu, same_bits, waves, CPU};
-use super::generation::configs;
+use super::generation::{configs, engines, requests};
 use super::{assert_near, both};
 
 const TYPES: [GgmlDType; 8] = [
@@ -274,15 +273,12 @@ fn executors_write_what_eager_execution_writes_with_quantised_weights() -> Resul
         for (name, config) in configs() {
             let vb = opara_weights::seeded(5, DType::F16, &device);
             let model = Arc::new(Decoder::load_quantized(vb, &config, to, 2, 240)?);
-            let sampling = [Sampling::default(); 2];
-            let mut fast = Generator::new(model.clone(), &sampling, &OparaExecutor::builder())?;
-            let (_, step) = fast.executors().expect("there are executors");
-            assert_eq!(step.report().mode(), Mode::Graph, "{name}: {}", step.report());
+            let [mut fast, mut eager] = engines(&model, 2)?;
             let prompts: Vec<Vec<u32>> = [150, 7].map(|n| (0..n).map(|i| (i * 41 + n) % 96).collect()).to_vec();
-            let mut eager = Generator::eager(model, &sampling)?;
-            let expected = eager.generate(&prompts, 40, &[], |_| ())?.tokens;
-            let got = fast.generate(&prompts, 40, &[], |_| ())?.tokens;
-            assert_eq!(got, expected, "{name} in {to:?}");
+            let requests = requests(&prompts, &[Sampling::default(); 2], 40);
+            let expected = eager.generate(&requests, |_, _| ())?;
+            assert_eq!(fast.generate(&requests, |_, _| ())?, expected, "{name} in {to:?}");
+            assert_eq!(fast.eager(), [""; 0], "{name}");
         }
     }
     Ok(())

@@ -1,13 +1,13 @@
-//! Sequences that join a batch on a GPU and leave it.
+//! Texts that join a batch on a GPU and leave it.
 
 use std::sync::{mpsc, Arc};
 
 use anyhow::Result;
 use candle::DType;
 use fastrand::Rng;
-use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::{Config, Decoder, DecoderError, End, Generator, Listener, Request, Rotary, Scheduler};
+use opara_models::decoder::{Config, Decoder, Rotary};
+use opara_models::engine::{End, Engine, Listener, Options, Request, Sampling, TextError};
 
 use super::common::gpu;
 use super::generation::configs;
@@ -32,7 +32,13 @@ fn request(rng: &mut Rng) -> Request {
     let prompt = same.chain((0..rng.usize(0..40)).map(|_| rng.u32(0..96)).collect::<Vec<_>>()).collect();
     let drawn = Sampling { temperature: 0.9, top_k: 40, seed: rng.u64(0..3), ..Sampling::default() };
     let sampling = [Sampling::default(), drawn, Sampling { repetition_penalty: 1.3, ..drawn }][rng.usize(0..3)];
-    Request { prompt, most: rng.usize(1..60), ends: vec![rng.u32(0..96)], sampling }
+    Request { prompt, most: rng.usize(1..60), ends: vec![rng.u32(0..96)], sampling, ..Request::default() }
+}
+
+/// By executors or eagerly.
+fn engine(model: &Arc<Decoder>, slots: usize, is_replayed: bool) -> Result<Engine<Decoder>> {
+    let builder = is_replayed.then(OparaExecutor::builder);
+    Ok(Engine::new(model.clone(), Options { slots, prompts: 1, builder })?)
 }
 
 #[test]
@@ -46,26 +52,26 @@ fn each_sequence_writes_what_it_writes_alone() -> Result<()> {
         let weights = opara_weights::seeded(5, DType::F16, &device);
         let model = Arc::new(Decoder::load(weights, &config, 400)?);
         // Of as many slots: one slot has kernels of its own.
-        let mut alone = Scheduler::new(model.clone(), 8, None)?;
-        let mut scheduler = Scheduler::new(model, 8, Some(&OparaExecutor::builder()))?;
-        assert_eq!(scheduler.eager(), [""; 0], "{name}");
+        let (mut alone, mut engine) = (engine(&model, 8, false)?, engine(&model, 8, true)?);
+        engine.build()?;
+        assert_eq!(engine.eager(), [""; 0], "{name}");
         let mut rng = Rng::with_seed(1);
         let (mut waiting, mut texts) = (40, Vec::new());
-        while waiting > 0 || scheduler.live() > 0 {
-            while waiting > 0 && scheduler.free() > 0 && rng.bool() {
+        while waiting > 0 || engine.live() > 0 {
+            while waiting > 0 && engine.free() > 0 && rng.bool() {
                 let wanted = if rng.u32(0..4) == 0 { rng.usize(1..30) } else { usize::MAX };
                 let (request, (told, text)) = (request(&mut rng), mpsc::channel());
-                scheduler.join(request.clone(), Box::new(Sent(told, wanted)))?;
+                engine.add(request.clone(), Box::new(Sent(told, wanted)))?;
                 texts.push((request, wanted, text));
                 waiting -= 1;
             }
-            scheduler.turn(|| rng.u32(0..4) == 0)?;
+            engine.step(|| rng.u32(0..4) == 0)?;
         }
         for (request, wanted, text) in texts {
             let (told, expected) = mpsc::channel();
-            alone.join(request.clone(), Box::new(Sent(told, wanted)))?;
+            alone.add(request.clone(), Box::new(Sent(told, wanted)))?;
             while alone.live() > 0 {
-                alone.turn(|| false)?;
+                alone.step(|| false)?;
             }
             let (text, expected): (Vec<u32>, Vec<u32>) = (text.into_iter().collect(), expected.into_iter().collect());
             assert_eq!(text, expected, "{name}: {request:?}");
@@ -80,12 +86,12 @@ fn with_heads(config: &Config, head_dim: usize) -> Config {
     Config { head_dim, rotaries: rotaries.collect(), ..config.clone() }
 }
 
-/// The tokens of a request that has the scheduler for itself.
-fn alone(scheduler: &mut Scheduler, request: &Request) -> Result<Vec<u32>> {
+/// The tokens of a request that has the engine for itself.
+fn alone(engine: &mut Engine<Decoder>, request: &Request) -> Result<Vec<u32>> {
     let (told, text) = mpsc::channel();
-    scheduler.join(request.clone(), Box::new(Sent(told, usize::MAX)))?;
-    while scheduler.live() > 0 {
-        scheduler.turn(|| false)?;
+    engine.add(request.clone(), Box::new(Sent(told, usize::MAX)))?;
+    while engine.live() > 0 {
+        engine.step(|| false)?;
     }
     Ok(text.into_iter().collect())
 }
@@ -121,34 +127,35 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
             let prompt: Vec<u32> = (0..n).map(|i| i * 7 % 90).collect();
             Request { prompt, most: 20, ..Request::default() }
         });
-        let mut fresh = Scheduler::new(whole.clone(), 2, None)?;
+        let mut fresh = engine(&whole, 2, false)?;
         let expected = texts.iter().map(|text| alone(&mut fresh, text)).collect::<Result<Vec<_>>>()?;
-        let sampling = [Sampling::default()];
-        let by_generator = Generator::eager(whole, &sampling)?.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens;
-        let is_free =
-            |token: &u32| *token >= 90 && [&expected, &by_generator].iter().all(|of| !of.concat().contains(token));
+        // One row has kernels of its own.
+        let text = Request { prompt: vec![7; 140], most: 20, ..Request::default() };
+        let of_one = alone(&mut engine(&whole, 1, false)?, &text)?;
+        let is_free = |token: &u32| *token >= 90 && !expected.concat().contains(token) && !of_one.contains(token);
         let token = (0..config.vocab as u32).find(is_free).expect("a token that no text reads or writes");
         let model = Arc::new(spoiled::model(&config, 400, &[token], dtype, &device));
         let strange = Request { prompt: vec![token; 200], most: 40, ..Request::default() };
-        let mut scheduler = Scheduler::new(model.clone(), 2, Some(&OparaExecutor::builder()))?;
-        let mut eager = Scheduler::new(model.clone(), 2, None)?;
+        let (mut replayed, mut eager) = (engine(&model, 2, true)?, engine(&model, 2, false)?);
         for (text, expected) in texts.iter().zip(&expected) {
-            for scheduler in [&mut scheduler, &mut eager] {
+            for engine in [&mut replayed, &mut eager] {
                 for _ in 0..2 {
                     let (told, failed) = mpsc::channel();
-                    scheduler.join(strange.clone(), Box::new(Failed(told)))?;
-                    while scheduler.live() > 0 {
-                        scheduler.turn(|| false)?;
+                    engine.add(strange.clone(), Box::new(Failed(told)))?;
+                    while engine.live() > 0 {
+                        engine.step(|| false)?;
                     }
                     assert!(failed.recv()?.contains("not finite"), "{of}");
-                    assert_eq!(alone(scheduler, text)?, *expected, "{of}");
+                    assert_eq!(alone(engine, text)?, *expected, "{of}");
                 }
             }
         }
-        let mut generator = Generator::eager(model, &sampling)?;
-        let failed = generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ());
-        assert!(matches!(failed, Err(DecoderError::NotFinite)), "{of}, a generator: {failed:?}");
-        assert_eq!(generator.generate(&[vec![7; 140]], 20, &[], |_| ())?.tokens, by_generator, "{of}, a generator");
+        for is_replayed in [false, true] {
+            let mut engine = engine(&model, 1, is_replayed)?;
+            let failed = engine.generate(std::slice::from_ref(&strange), |_, _| ());
+            assert!(matches!(failed, Err(TextError::NotFinite)), "{of}, one slot: {failed:?}");
+            assert_eq!(alone(&mut engine, &text)?, of_one, "{of}, one slot");
+        }
     }
     Ok(())
 }
@@ -165,7 +172,7 @@ fn what_a_part_is_filled_up_with_is_not_seen() -> Result<()> {
         for n in [1, 100, 130] {
             let prompt: Vec<u32> = (0..n).map(|i| 1 + i * 7 % 90).collect();
             let text = Request { prompt, most: 1, ..Request::default() };
-            let of = |model: &Arc<Decoder>| alone(&mut Scheduler::new(model.clone(), 2, None)?, &text);
+            let of = |model: &Arc<Decoder>| alone(&mut engine(model, 2, false)?, &text);
             assert_eq!(of(&strange)?, of(&whole)?, "{name}, heads of {head_dim}, {dtype:?}, behind {n} tokens");
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use candle::{DType, Device, Tensor};
 use opara_candle::{Mode, OparaExecutor};
-use opara_models::t5::{Config, FeedForwardProj, Generator, T5};
+use opara_models::engine::{Engine, Options, Request};
+use opara_models::t5::{Config, FeedForwardProj, Texts, T5};
 
 use super::assert_near;
 use super::common::{gpu, CPU};
@@ -14,7 +15,7 @@ const BATCH: usize = 2;
 
 /// Heads of several sizes, feed-forward networks of each kind, and inputs of few and of many tokens.
 fn models() -> [(&'static str, Config, usize); 3] {
-    let tiny = Config { n_positions: 320, ..Config::tiny() };
+    let tiny = Config { n_positions: 384, ..Config::tiny() };
     let gelu = FeedForwardProj::GatedGelu;
     [
         ("relu", tiny.clone(), 21),
@@ -69,15 +70,22 @@ fn replayed_steps_write_what_eager_ones_write() -> Result<()> {
     for dtype in [DType::F32, DType::F16] {
         for (name, config, len) in models() {
             let model = Arc::new(load(&config, dtype, &device)?);
-            let (ids, mask) = (tokens(len, 31)?.to_device(&device)?, padding(len)?.to_device(&device)?);
-            let generator = Generator::new(model.clone(), 40, OparaExecutor::builder())?;
-            for mask in [None, Some(&mask)] {
-                let expected = model.generate(&ids, mask, 40)?;
+            let prompts = [tokens(len, 31)?.to_vec2::<u32>()?, vec![vec![7; len / 2], vec![9; 3]]].concat();
+            let ends = vec![config.eos_token_id];
+            let request = |prompt| Request { prompt, most: 40, ends: ends.clone(), ..Request::default() };
+            let requests: Vec<Request> = prompts.into_iter().map(request).collect();
+            let texts = Arc::new(Texts::new(model.clone(), len, 40)?);
+            for (slots, prompts) in [(4, 4), (3, 1), (1, 1)] {
+                let engine = |builder| Engine::new(texts.clone(), Options { slots, prompts, builder });
+                let (mut fast, mut eager) = (engine(Some(OparaExecutor::builder()))?, engine(None)?);
+                let expected = eager.generate(&requests, |_, _| ())?;
                 for _ in 0..2 {
-                    assert_eq!(generator.generate(&ids, mask)?, expected, "{name} in {dtype:?}");
+                    let got = fast.generate(&requests, |_, _| ())?;
+                    assert_eq!(got, expected, "{name} in {dtype:?}, {prompts} of {slots}");
                 }
-                let report = generator.executors().expect("they were built").step.report();
-                assert_eq!(report.mode(), Mode::Graph, "{name}: {report}");
+                for report in fast.reports() {
+                    assert_eq!(report.mode(), Mode::Graph, "{name}: {report}");
+                }
             }
         }
     }

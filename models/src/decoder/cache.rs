@@ -1,9 +1,8 @@
 //! The keys and values of the tokens so far.
 
-use candle::{DType, Device, Tensor};
+use candle::{DType, Device, Result, Tensor};
 
 use super::config::Config;
-use super::error::Result;
 
 /// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values, zeros, are written behind
 /// the text: there is room for them.
@@ -27,7 +26,7 @@ impl Cache {
     pub fn new(config: &Config, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<Self> {
         let shape = (batch, 2, config.kv_heads, Self::places(context), config.head_dim);
         let layers = config.layers.iter().map(|_| Tensor::zeros(shape, dtype, device));
-        let layers = layers.collect::<candle::Result<_>>()?;
+        let layers = layers.collect::<Result<_>>()?;
         Ok(Self { layers, position: Tensor::zeros(batch, DType::U32, device)? })
     }
 
@@ -35,7 +34,7 @@ impl Cache {
     ///
     /// # Errors
     /// No memory left.
-    pub fn at(&self, position: usize) -> candle::Result<Self> {
+    pub fn at(&self, position: usize) -> Result<Self> {
         let position = Tensor::full(position as u32, self.position.shape(), self.position.device())?;
         Ok(Self { layers: self.layers.clone(), position })
     }

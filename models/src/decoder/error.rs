@@ -1,4 +1,4 @@
-//! What can go wrong between a checkpoint and a text.
+//! What can go wrong between a checkpoint and its decoder, and between a text and its tokens.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use opara_weights::{FieldError, WeightsError};
 use super::architecture::Architecture;
 use super::gguf_types;
 
-/// Why a decoder cannot be loaded or cannot generate.
+/// Why a decoder cannot be loaded, or a text has no tokens.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecoderError {
@@ -72,55 +72,6 @@ pub enum DecoderError {
         tensor: String,
         /// The type's number in GGUF files.
         kind: u32,
-    },
-
-    /// A prompt without tokens: there is nothing to continue.
-    #[error("prompt {index} has no tokens")]
-    EmptyPrompt {
-        /// Which of the batch.
-        index: usize,
-    },
-
-    /// Another number of prompts than the generator's batch.
-    #[error("{found} prompts, where the generator was made for a batch of {batch}")]
-    Batch {
-        /// Prompts given.
-        found: usize,
-        /// Sequences of the cache.
-        batch: usize,
-    },
-
-    /// A request for a slot while all are in use.
-    #[error("all {slots} slots are in use: wait until a sequence has ended")]
-    NoSlot {
-        /// Sequences at once.
-        slots: usize,
-    },
-
-    /// A token that the vocabulary does not have.
-    #[error("token {token} is not one of the vocabulary's {vocab}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Tokens of the vocabulary.
-        vocab: usize,
-    },
-
-    /// Prompt and answer together are longer than the context.
-    #[error(
-        "a prompt of {prompt} tokens and an answer of {answer} need a context of {}, and this one has {context}: shorten the \
-         prompt, ask for fewer tokens, or load the model for a longer context (at most {most})",
-        prompt.saturating_add(*answer)
-    )]
-    TooLong {
-        /// Tokens of the prompt.
-        prompt: usize,
-        /// Tokens asked for.
-        answer: usize,
-        /// Places of the cache.
-        context: usize,
-        /// The model's own limit.
-        most: usize,
     },
 
     /// A text that is so long that it has more tokens than the context for sure.
@@ -250,13 +201,6 @@ pub enum DecoderError {
     /// A checkpoint that cannot be found or read.
     #[error(transparent)]
     Weights(WeightsError),
-
-    /// The model gives no numbers from which a token could be drawn.
-    #[error(
-        "the model's logits are not finite: its weights are not, or its numbers leave the range of their type. Run it in f32 or bf16, \
-         or use another checkpoint"
-    )]
-    NotFinite,
 
     /// An error of the executor.
     #[error(transparent)]

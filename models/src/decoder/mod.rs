@@ -11,9 +11,7 @@ mod cache;
 mod config;
 mod conversation;
 mod dependence;
-mod engine;
 mod error;
-mod generate;
 mod generation_config;
 mod gguf;
 mod gguf_config;
@@ -28,15 +26,13 @@ mod matrix;
 mod pieces;
 mod room;
 mod rotary;
-mod scheduler;
 mod sentencepiece;
-mod sequence;
 mod settings;
 mod sizes;
-mod slots;
 mod splits;
 mod template;
 mod text;
+mod text_model;
 mod weights;
 
 use candle::quantized::GgmlDType;
@@ -50,12 +46,9 @@ pub use self::cache::Cache;
 pub use self::config::{Config, LayerConfig};
 pub use self::conversation::{Conversation, Message, PromptEnd};
 pub use self::error::{DecoderError, Result};
-pub use self::generate::{Generated, Generator, Writing};
 pub use self::gguf_file::GgufFile;
 pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
-pub use self::scheduler::Scheduler;
-pub use self::sequence::{End, Listener, Request, Terms};
 pub use self::text::Text;
 /// A value that chat templates read. The fields of objects keep their order.
 pub use minijinja::Value;
@@ -267,7 +260,7 @@ impl Decoder {
     ///
     /// # Errors
     /// No memory left.
-    pub fn cache(&self, batch: usize) -> Result<Cache> {
+    pub fn cache(&self, batch: usize) -> candle::Result<Cache> {
         Cache::new(&self.config, batch, self.context, self.dtype, &self.device)
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use opara_models::decoder::{End, Listener};
+use opara_models::engine::{End, Listener};
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
 use crate::batch::{EngineError, Error, Result, TextMetrics};

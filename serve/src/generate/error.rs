@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use opara_models::decoder::DecoderError;
+use opara_models::engine::TextError;
 
 use crate::batch::Error;
 
@@ -13,9 +14,13 @@ pub type Result<T, E = GenerateError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerateError {
-    /// The checkpoint, the prompt, the tokenizer or the model.
+    /// The checkpoint, the tokenizer or the template.
     #[error(transparent)]
     Decoder(#[from] DecoderError),
+
+    /// The request, or the model.
+    #[error(transparent)]
+    Text(#[from] TextError),
 
     /// The queue and the devices.
     #[error(transparent)]

@@ -1,21 +1,19 @@
 //! Texts from a decoder, for many requests at once, by continuous batching.
 //!
-//! A [`Writer`] owns a bounded queue and a thread for each device, with a [`Scheduler`](opara_models::decoder::Scheduler) of so many
-//! slots. Requests join its batch and leave it at every step. A [`Generator`] adds tokenizer and chat template, and an [`Answer`] is
-//! the text as it comes.
+//! A [`Writer`] owns a tokenizer, a bounded queue and a thread for each device, with an [`Engine`](opara_models::engine::Engine) of so
+//! many slots. Requests join its batch and leave it at every step. An [`Answer`] is the text as it comes.
 //!
 //! ```
 //! use candle::{DType, Device};
 //! use opara_serve::batch::TextMetrics;
-//! use opara_serve::generate::{Generator, Prompt, KvBudget, TextDecoder, Wanted, Writer};
+//! use opara_serve::generate::{Prompt, KvBudget, TextDecoder, Wanted, Writer};
 //!
 //! let decoder = TextDecoder::random(7)?; // or TextDecoder::open("model.gguf".as_ref())?
 //! let budget = KvBudget { sequences: 4, context: 256, dtype: DType::F32 };
-//! let scheduler = decoder.scheduler(budget, &Device::Cpu, None)?;
-//! let writer = Writer::start(vec![scheduler], 100, TextMetrics::default());
-//! let generator = Generator::new(writer, decoder.text().clone());
-//! let prompt = generator.encode(Prompt::Text("once upon".into()))?;
-//! let mut answer = generator.answer(prompt, Wanted { tokens: Some(5), ..Wanted::default() }, 0)?;
+//! let engine = decoder.engine(budget, &Device::Cpu, None)?;
+//! let writer = Writer::start(vec![engine], decoder.text().clone(), 100, TextMetrics::default());
+//! let prompt = writer.encode(Prompt::Text("once upon".into()))?;
+//! let mut answer = writer.answer(prompt, Wanted { tokens: Some(5), ..Wanted::default() }, 0)?;
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! while let Some(piece) = answer.next().await? {
 //!     print!("{piece}");
@@ -34,7 +32,7 @@
 mod answer;
 mod delivery;
 mod error;
-mod generator;
+mod prompt;
 mod shared;
 mod source;
 mod stop;
@@ -44,7 +42,7 @@ mod writer;
 pub use answer::{Answer, Usage};
 pub use delivery::Finish;
 pub use error::{GenerateError, Result};
-pub use generator::{Generator, Prompt, Wanted};
+pub use prompt::{Prompt, Wanted};
 #[cfg(feature = "server")]
 pub(crate) use source::is_gguf;
 pub use source::{KvBudget, TextDecoder};

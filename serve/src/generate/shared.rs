@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use opara_models::decoder::{Listener, Request, Terms};
+use opara_models::engine::{Listener, Request};
 use parking_lot::{Condvar, Mutex};
 
 use super::delivery::Delivery;
@@ -11,7 +11,6 @@ use crate::batch::{Error, Pace, Queue, Result, TextMetrics};
 /// A request that waits for a slot.
 pub(super) struct Waiting {
     pub request: Request,
-    pub terms: Terms,
     pub delivery: Delivery,
 }
 

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use candle::{DType, Device};
 use opara_candle::Builder;
-use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Scheduler, Text};
+use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Text};
+use opara_models::engine::{Engine, Options};
 use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
@@ -94,12 +95,12 @@ impl TextDecoder {
         &self.text
     }
 
-    /// The model on a device, ready to write, by executors with these settings or eagerly.
+    /// The model on a device, ready to write, by executors with these settings, whose graphs are built, or eagerly.
     ///
     /// # Errors
     /// A context that is longer than the model's, no room on the device, weights that do not fit, and what building an executor
     /// may fail with.
-    pub fn scheduler(&self, budget: KvBudget, device: &Device, builder: Option<&Builder>) -> Result<Scheduler> {
+    pub fn engine(&self, budget: KvBudget, device: &Device, builder: Option<Builder>) -> Result<Engine<Decoder>> {
         let KvBudget { sequences, context, dtype } = budget;
         let model = match &self.weights {
             Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, sequences, context)?,
@@ -111,6 +112,9 @@ impl TextDecoder {
                 Decoder::load(opara_weights::seeded(*seed, dtype, device), &self.config, context)?
             }
         };
-        Ok(Scheduler::new(Arc::new(model), sequences, builder)?)
+        let options = Options { slots: sequences, builder, ..Options::default() };
+        let mut engine = Engine::new(Arc::new(model), options)?;
+        engine.build()?;
+        Ok(engine)
     }
 }

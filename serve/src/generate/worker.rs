@@ -2,21 +2,22 @@
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
-use opara_models::decoder::{DecoderError, Scheduler};
+use opara_models::decoder::Decoder;
+use opara_models::engine::{Engine, TextError};
 
 use super::delivery::Delivery;
 use super::shared::{Ends, Shared, Waiting};
 use crate::batch::{EngineError, Error};
 
-/// Writes texts until the writer has drained or the scheduler's device is lost.
-pub(super) fn run(shared: &Shared, scheduler: &mut Scheduler, worker: usize) {
+/// Writes texts until the writer has drained or the engine's device is lost.
+pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) {
     let mut ends = Ends::new();
-    while let Some(joining) = shared.take(scheduler.free(), scheduler.live() == 0) {
+    while let Some(joining) = shared.take(engine.free(), engine.live() == 0) {
         let result = catch_unwind(AssertUnwindSafe(|| {
-            joining.into_iter().try_for_each(|waiting| join(scheduler, waiting))?;
-            let before = scheduler.live();
-            let result = scheduler.turn(|| shared.is_awaited());
-            ends.note(before - scheduler.live(), shared);
+            joining.into_iter().try_for_each(|waiting| add(engine, waiting))?;
+            let (before, has_room) = (engine.live(), engine.free() > 0);
+            let result = engine.step(|| has_room && shared.is_awaited());
+            ends.note(before - engine.live(), shared);
             result
         }));
         let error = match result {
@@ -25,7 +26,7 @@ pub(super) fn run(shared: &Shared, scheduler: &mut Scheduler, worker: usize) {
             Err(_) => EngineError::new(Error::Panicked),
         };
         // Texts that are under way are lost; others may come.
-        scheduler.fail(&error.to_string());
+        engine.fail(&error.to_string());
         if error.is_fatal() {
             tracing::error!(%error, worker, "a device is lost: its worker ends");
             return shared.lose_worker();
@@ -35,15 +36,14 @@ pub(super) fn run(shared: &Shared, scheduler: &mut Scheduler, worker: usize) {
 }
 
 /// Gives a request a slot. Requests were checked before.
-fn join(scheduler: &mut Scheduler, waiting: Waiting) -> Result<(), DecoderError> {
-    let Waiting { request, terms, delivery } = waiting;
-    scheduler.join_on(terms, request, Box::<Delivery>::new(delivery))
+fn add(engine: &mut Engine<Decoder>, waiting: Waiting) -> Result<(), TextError> {
+    engine.add(waiting.request, Box::<Delivery>::new(waiting.delivery)).map(|_| ())
 }
 
-fn engine_error(error: DecoderError) -> EngineError {
+fn engine_error(error: TextError) -> EngineError {
     match error {
-        DecoderError::Executor(error) => error.into(),
-        DecoderError::Candle(error) => error.into(),
+        TextError::Executor(error) => error.into(),
+        TextError::Candle(error) => error.into(),
         error => EngineError::new(error),
     }
 }

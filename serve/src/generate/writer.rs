@@ -1,9 +1,10 @@
-//! The writer: a queue of requests, and a thread for each device that writes them.
+//! The writer: a tokenizer, a queue of requests, and a thread for each device that writes them.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use opara_models::decoder::{Decoder, Request, Scheduler, Terms};
+use opara_models::decoder::{Decoder, Text};
+use opara_models::engine::{Engine, Request};
 use parking_lot::Mutex;
 
 use super::delivery::{channel, Receiver};
@@ -17,23 +18,29 @@ use crate::batch::{Result, TextMetrics};
 pub struct Writer {
     shared: Arc<Shared>,
     model: Arc<Decoder>,
+    pub(super) text: Arc<Text>,
+    /// Bytes of the longest text that may fit the context, as far as can be said without its tokens.
+    pub(super) most_bytes: usize,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl Writer {
-    /// Starts a thread for each scheduler, of which there is one a device, all of the same model. At most `limit` requests wait.
+    /// Starts a thread for each engine, of which there is one a device, all of the same model, whose tokenizer `text` is. At most `limit`
+    /// requests wait.
     ///
     /// # Panics
-    /// Without a scheduler.
-    pub fn start(schedulers: Vec<Scheduler>, limit: usize, metrics: TextMetrics) -> Self {
-        let model = schedulers.first().expect("there is a device").model().clone();
-        let shared = Arc::new(Shared::new(schedulers.len(), limit, metrics));
-        let start = |(worker, mut scheduler): (usize, Scheduler)| {
+    /// Without an engine.
+    pub fn start(engines: Vec<Engine<Decoder>>, text: Arc<Text>, limit: usize, metrics: TextMetrics) -> Self {
+        let model = engines.first().expect("there is a device").model().clone();
+        let of_a_token = text.bytes_of_a_token().unwrap_or(usize::MAX);
+        let most_bytes = of_a_token.saturating_mul(model.context());
+        let shared = Arc::new(Shared::new(engines.len(), limit, metrics));
+        let start = |(worker, mut engine): (usize, Engine<Decoder>)| {
             let shared = shared.clone();
-            std::thread::spawn(move || worker::run(&shared, &mut scheduler, worker))
+            std::thread::spawn(move || worker::run(&shared, &mut engine, worker))
         };
-        let threads = Mutex::new(schedulers.into_iter().enumerate().map(start).collect());
-        Self { shared, model, threads }
+        let threads = Mutex::new(engines.into_iter().enumerate().map(start).collect());
+        Self { shared, model, text, most_bytes, threads }
     }
 
     /// The model of the first device.
@@ -46,10 +53,10 @@ impl Writer {
     /// # Errors
     /// [`Full`](crate::batch::Error::Full), [`Draining`](crate::batch::Error::Draining) and
     /// [`NoDevice`](crate::batch::Error::NoDevice), at once.
-    pub(super) fn submit(&self, request: Request, terms: Terms, client: u64) -> Result<Receiver> {
+    pub(super) fn submit(&self, request: Request, client: u64) -> Result<Receiver> {
         let (delivery, receiver) = channel(self.shared.metrics.clone());
         let tokens = request.prompt.len() as u64;
-        self.shared.push(Waiting { request, terms, delivery }, client)?;
+        self.shared.push(Waiting { request, delivery }, client)?;
         self.shared.metrics.prompt.inc_by(tokens);
         Ok(receiver)
     }
@@ -59,7 +66,7 @@ impl Writer {
         !self.shared.is_draining() && !self.is_lost()
     }
 
-    /// Whether the device of every scheduler is lost.
+    /// Whether the device of every engine is lost.
     pub fn is_lost(&self) -> bool {
         self.shared.workers() == 0
     }
@@ -69,7 +76,7 @@ impl Writer {
         self.shared.close();
         let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
-            // A worker catches panics of its scheduler.
+            // A worker catches panics of its engine.
             let _ = thread.join();
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use opara_models::decoder::DecoderError;
+use opara_models::engine::TextError;
 use opara_weights::FieldError;
 
 use crate::batch;
@@ -143,15 +144,17 @@ impl From<GenerateError> for Failure {
     fn from(error: GenerateError) -> Self {
         let error = match error {
             GenerateError::Queue(error) => return error.into(),
+            GenerateError::Text(error @ TextError::TooLong { .. }) => {
+                return Self::new(Kind::ContextLength, error.to_string())
+            }
+            GenerateError::Text(error @ (TextError::EmptyPrompt | TextError::UnknownToken { .. })) => {
+                return Self::invalid(error.to_string())
+            }
             GenerateError::Decoder(error) => error,
             error => return Self::new(Kind::Internal, error.to_string()),
         };
         match error {
-            DecoderError::TooLong { .. } | DecoderError::TooManyBytes { .. } => {
-                Self::new(Kind::ContextLength, error.to_string())
-            }
-            DecoderError::EmptyPrompt { .. } => Self::invalid("the prompt has no tokens"),
-            DecoderError::UnknownToken { .. } => Self::invalid(error.to_string()),
+            DecoderError::TooManyBytes { .. } => Self::new(Kind::ContextLength, error.to_string()),
             // Without the place of its files.
             DecoderError::NoTemplate { .. } => {
                 Self::invalid("this model has no chat template: give it a prompt by /v1/completions")

@@ -7,24 +7,24 @@ use super::tokenizing::Tokenizing;
 use super::{BoxFuture, Context, Failure, Model, Result, Tensor, TensorSpec};
 use crate::batch::{Health, Metrics, Stage};
 use crate::embed::TextOptions;
-use crate::generate::{Answer, Generator, Prompt, Wanted};
+use crate::generate::{Answer, Prompt, Wanted, Writer};
 
 /// A decoder that writes texts. It takes no tensors: the Open Inference Protocol tells its clients so.
 pub struct GenerationModel {
-    generator: Arc<Generator>,
+    writer: Arc<Writer>,
     tokenizing: Tokenizing,
     metrics: Metrics,
 }
 
 impl GenerationModel {
-    /// Of a generator.
-    pub fn new(generator: Generator, metrics: Metrics) -> Self {
-        Self { generator: Arc::new(generator), tokenizing: Tokenizing::default(), metrics }
+    /// Of a writer.
+    pub fn new(writer: Writer, metrics: Metrics) -> Self {
+        Self { writer: Arc::new(writer), tokenizing: Tokenizing::default(), metrics }
     }
 
     async fn tokens(&self, prompt: Prompt, context: &Context) -> Result<Vec<u32>> {
-        let (generator, start) = (self.generator.clone(), Instant::now());
-        let encoded = self.tokenizing.run(context, move || generator.encode(prompt)).await;
+        let (writer, start) = (self.writer.clone(), Instant::now());
+        let encoded = self.tokenizing.run(context, move || writer.encode(prompt)).await;
         self.metrics.time(Stage::Tokenize, start.elapsed());
         Ok(encoded??)
     }
@@ -53,17 +53,17 @@ impl Model for GenerationModel {
             let tokens = self.tokens(prompt, &context).await?;
             let is_streamed = wanted.is_streamed;
             let wanted = Wanted { tenant: context.tenant, ..wanted };
-            let answer = self.generator.answer(tokens, wanted, context.client)?;
+            let answer = self.writer.answer(tokens, wanted, context.client)?;
             Ok(answer.until(context.deadline, is_streamed))
         })
     }
 
     fn is_ready(&self) -> bool {
-        self.generator.writer().is_ready()
+        self.writer.is_ready()
     }
 
     fn is_lost(&self) -> bool {
-        self.generator.writer().is_lost()
+        self.writer.is_lost()
     }
 
     fn health(&self) -> Health {
@@ -71,6 +71,6 @@ impl Model for GenerationModel {
     }
 
     fn drain(&self) {
-        self.generator.writer().drain();
+        self.writer.drain();
     }
 }

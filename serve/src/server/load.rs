@@ -6,12 +6,12 @@ use std::sync::Arc;
 use anyhow::{ensure, Context, Result};
 use candle::Device;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::Scheduler;
+use opara_models::engine::Engine;
 use opara_weights::Checkpoint;
 
 use crate::batch::{self, Batcher, Registry};
 use crate::embed::{has_modules, Size, TextModel};
-use crate::generate::{is_gguf, Generator, KvBudget, TextDecoder, Writer};
+use crate::generate::{is_gguf, KvBudget, TextDecoder, Writer};
 use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 
 use super::settings::Settings;
@@ -138,16 +138,14 @@ impl Load {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
         let budget = settings.kv_budget(decoder.config().max_positions);
-        let builder = OparaExecutor::builder();
-        let scheduler = |device: &Device| decoder.scheduler(budget, device, Some(&builder));
-        let schedulers = devices.iter().map(scheduler).collect::<Result<Vec<_>, _>>()?;
-        for reason in schedulers.iter().flat_map(Scheduler::eager) {
+        let engine = |device: &Device| decoder.engine(budget, device, Some(OparaExecutor::builder()));
+        let engines = devices.iter().map(engine).collect::<Result<Vec<_>, _>>()?;
+        for reason in engines.iter().flat_map(Engine::eager) {
             tracing::warn!(model = name, reason, "it runs eagerly");
         }
         let KvBudget { sequences, context, .. } = budget;
         tracing::info!(model = name, sequences, context, "its graphs are built");
-        let writer = Writer::start(schedulers, settings.queue_rows(), registry.texts(name));
-        let generator = Generator::new(writer, decoder.text().clone());
-        Ok(Arc::new(GenerationModel::new(generator, registry.model(name))))
+        let writer = Writer::start(engines, decoder.text().clone(), settings.queue_rows(), registry.texts(name));
+        Ok(Arc::new(GenerationModel::new(writer, registry.model(name))))
     }
 }

@@ -1,14 +1,14 @@
-//! OpenAI's completions: what the generator writes in process, whole and in pieces.
+//! OpenAI's completions: what an engine writes in process, whole and in pieces.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use axum::Router;
 use candle::{DType, Device};
-use opara_candle::ops::Sampling;
-use opara_models::decoder::{Config, Decoder, Generator as Alone, Message, Scheduler, Text};
+use opara_models::decoder::{Config, Decoder, Message, Text};
+use opara_models::engine::{Engine, Options, Request, Sampling};
 use opara_serve::batch::Registry;
-use opara_serve::generate::{Generator, Writer};
+use opara_serve::generate::Writer;
 use opara_serve::model::{GenerationModel, Loader, Model, Models};
 use opara_serve::protocol::Service;
 use opara_serve::server::{router, Settings};
@@ -47,9 +47,9 @@ pub fn serve_of(settings: &Settings, decoder: Arc<Decoder>) -> Result<Texts> {
     let (metrics, counters) = (registry.texts("m"), registry.model("m"));
     let (of, slots, limit) = (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));
     let loader: Loader = Arc::new(move || {
-        let writer = Writer::start(vec![Scheduler::new(of.clone(), slots, None)?], limit, metrics.clone());
-        let model = GenerationModel::new(Generator::new(writer, Arc::new(Text::of_bytes()?)), counters.clone());
-        Ok(Arc::new(model) as Arc<dyn Model>)
+        let engine = Engine::new(of.clone(), Options { slots, ..Options::default() })?;
+        let writer = Writer::start(vec![engine], Arc::new(Text::of_bytes()?), limit, metrics.clone());
+        Ok(Arc::new(GenerationModel::new(writer, counters.clone())) as Arc<dyn Model>)
     });
     let models = Arc::new(Models::new([("m".to_owned(), loader)]));
     models.load("m").map_err(|failure| anyhow::anyhow!(failure.message))?;
@@ -60,10 +60,10 @@ pub fn serve_of(settings: &Settings, decoder: Arc<Decoder>) -> Result<Texts> {
 impl Texts {
     /// The tokens that the model writes behind a prompt when nothing else is written.
     pub fn alone(&self, prompt: &[u32], most: usize, sampling: Sampling) -> Result<Vec<u32>> {
-        let ends = &self.decoder.config().eos;
-        let written =
-            Alone::eager(self.decoder.clone(), &[sampling])?.generate(&[prompt.to_vec()], most, ends, |_| ())?;
-        Ok(written.tokens.into_iter().next().unwrap_or_default())
+        let ends = self.decoder.config().eos.clone();
+        let request = Request { prompt: prompt.to_vec(), most, ends, sampling, ..Request::default() };
+        let mut engine = Engine::new(self.decoder.clone(), Options::default())?;
+        Ok(engine.generate(&[request], |_, _| ())?.swap_remove(0))
     }
 
     /// The same of a text, as a text.
@@ -87,7 +87,7 @@ fn pieces(events: &[Value], at: &str) -> String {
 }
 
 #[tokio::test]
-async fn completions_are_what_the_generator_writes() -> Result<()> {
+async fn completions_are_what_an_engine_writes() -> Result<()> {
     let of = texts(&Settings::default())?;
     let greedy = Sampling::default();
     let drawn = Sampling { temperature: 0.7, top_k: 50, top_p: 0.9, min_p: 0.01, seed: 5, ..greedy };

@@ -1,18 +1,31 @@
-//! Sequences that join a batch and leave it: each writes what it writes alone.
+//! Texts that join a batch and leave it: each is what it is alone.
 
 mod spoiled;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
-use candle::{DType, Device};
+use candle::{DType, Device, Tensor};
 use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
-use opara_models::decoder::{Config, Decoder, DecoderError, End, Generator, Listener, Request, Scheduler, Terms};
+use opara_models::decoder::{Config, Decoder};
+use opara_models::engine::{End, Engine, Listener, Options, Part, Request, TextError, TextModel};
 
 const CPU: &Device = &Device::Cpu;
 const CONTEXT: usize = 420;
+
+fn engine(model: &Arc<Decoder>, options: Options) -> Engine<Decoder> {
+    Engine::new(model.clone(), options).expect("there is memory")
+}
+
+fn eager(model: &Arc<Decoder>, slots: usize) -> Engine<Decoder> {
+    engine(model, Options { slots, ..Options::default() })
+}
+
+fn replayed(model: &Arc<Decoder>, slots: usize) -> Engine<Decoder> {
+    engine(model, Options { slots, builder: Some(OparaExecutor::builder()), ..Options::default() })
+}
 
 fn model() -> Arc<Decoder> {
     let config = Config { max_positions: 512, ..Config::tiny() };
@@ -67,12 +80,12 @@ impl Listener for Kept {
     }
 }
 
-/// The text of a request that has the scheduler for itself.
-fn alone(scheduler: &mut Scheduler, request: &Request) -> Text {
+/// The text of a request that has the engine for itself.
+fn alone(engine: &mut Engine<Decoder>, request: &Request) -> Text {
     let (kept, text) = Kept::new(usize::MAX);
-    scheduler.join(request.clone(), kept).expect("a slot is free");
-    while scheduler.live() > 0 {
-        scheduler.turn(|| false).expect("it runs");
+    engine.add(request.clone(), kept).expect("a slot is free");
+    while engine.live() > 0 {
+        engine.step(|| false).expect("it runs");
     }
     let mut text = text.lock().expect("no test panicked");
     std::mem::take(&mut text)
@@ -91,25 +104,25 @@ fn request(rng: &mut Rng) -> Request {
         3 => Sampling { top_p: 0.5, min_p: 0.01, ..drawn },
         _ => Sampling { repetition_penalty: 1.3, ..drawn },
     };
-    Request { prompt, most: rng.usize(1..40), ends: vec![rng.u32(0..96)], sampling }
+    Request { prompt, most: rng.usize(1..40), ends: vec![rng.u32(0..96)], sampling, ..Request::default() }
 }
 
 /// Requests join, are cancelled before, while and after their prompts are read, and end; the rest is what each is alone.
-fn random(scheduler: &mut Scheduler, expected: &mut Scheduler, seed: u64, requests: usize) {
+fn random(engine: &mut Engine<Decoder>, expected: &mut Engine<Decoder>, seed: u64, requests: usize) {
     let mut rng = Rng::with_seed(seed);
     let mut waiting: VecDeque<Request> = (0..requests).map(|_| request(&mut rng)).collect();
     let mut texts = Vec::new();
-    while !waiting.is_empty() || scheduler.live() > 0 {
-        while scheduler.free() > 0 && rng.bool() {
+    while !waiting.is_empty() || engine.live() > 0 {
+        while engine.free() > 0 && rng.bool() {
             let Some(request) = waiting.pop_front() else { break };
             let hears = if rng.u32(0..4) == 0 { rng.usize(1..20) } else { usize::MAX };
             let (kept, text) = Kept::new(hears);
             text.lock().expect("no test panicked").is_gone = rng.u32(0..8) == 0;
-            scheduler.join(request.clone(), kept).expect("a slot is free");
+            engine.add(request.clone(), kept).expect("a slot is free");
             texts.push((request, hears, text));
         }
         let interrupts = rng.u32(0..4);
-        scheduler.turn(|| rng.u32(0..4) < interrupts).expect("it runs");
+        engine.step(|| rng.u32(0..4) < interrupts).expect("it runs");
     }
     for (index, (request, hears, text)) in texts.iter().enumerate() {
         let text = text.lock().expect("no test panicked");
@@ -128,46 +141,89 @@ fn random(scheduler: &mut Scheduler, expected: &mut Scheduler, seed: u64, reques
 #[test]
 fn each_sequence_writes_what_it_writes_alone() {
     let model = model();
-    let mut expected = Scheduler::new(model.clone(), 1, None).expect("a scheduler");
+    let mut expected = eager(&model, 1);
     for (slots, seeds) in [(1, 0..1), (2, 1..3), (3, 3..7), (5, 7..12), (8, 12..16)] {
-        let mut scheduler = Scheduler::new(model.clone(), slots, None).expect("a scheduler");
-        seeds.for_each(|seed| random(&mut scheduler, &mut expected, seed, 12));
+        let mut engine = eager(&model, slots);
+        seeds.for_each(|seed| random(&mut engine, &mut expected, seed, 12));
     }
 }
 
 #[test]
 fn executors_write_the_same() {
     let model = model();
-    let mut expected = Scheduler::new(model.clone(), 1, None).expect("a scheduler");
-    let mut scheduler = Scheduler::new(model, 4, Some(&OparaExecutor::builder())).expect("executors");
-    assert_eq!(scheduler.eager(), [""; 0]);
-    (100..103).for_each(|seed| random(&mut scheduler, &mut expected, seed, 12));
+    let mut expected = eager(&model, 1);
+    let mut engine = replayed(&model, 4);
+    assert_eq!(engine.eager(), [""; 0]);
+    (100..103).for_each(|seed| random(&mut engine, &mut expected, seed, 12));
+}
+
+/// Texts of several lengths, all of which do not fit into the slots at once.
+#[test]
+fn prompts_that_are_read_together_give_the_same_texts() {
+    let model = model();
+    let mut rng = Rng::with_seed(5);
+    let requests: Vec<Request> = (0..20).map(|_| request(&mut rng)).collect();
+    let mut one = eager(&model, 1);
+    let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&mut one, request).tokens).collect();
+    for (slots, prompts) in [(1, 1), (4, 1), (4, 2), (5, 3), (8, 8)] {
+        for builder in [None, Some(OparaExecutor::builder())] {
+            let mut engine = engine(&model, Options { slots, prompts, builder });
+            let mut told = vec![Vec::new(); requests.len()];
+            let texts = engine.generate(&requests, |index, token| told[index].push(token)).expect("texts");
+            assert_eq!(texts, expected, "{prompts} of {slots}");
+            assert_eq!(told, expected, "as they come");
+            assert_eq!((engine.live(), engine.free()), (0, slots));
+        }
+    }
 }
 
 #[test]
-fn a_scheduler_writes_what_a_generator_writes() {
-    let model = model();
-    let mut rng = Rng::with_seed(5);
-    let mut scheduler = Scheduler::new(model.clone(), 4, None).expect("a scheduler");
-    for _ in 0..20 {
-        let mut request = request(&mut rng);
-        request.sampling.repetition_penalty = 1.;
-        let mut generator = Generator::eager(model.clone(), &[request.sampling]).expect("a generator");
-        let prompt = std::slice::from_ref(&request.prompt);
-        let written = generator.generate(prompt, request.most, &request.ends, |_| ()).expect("a text");
-        let text = alone(&mut scheduler, &request);
-        assert_eq!(text.tokens, written.tokens[0], "{request:?}");
-        let end = if text.tokens.len() < request.most { End::Stop } else { End::Length };
-        assert_eq!(text.end, Some(end));
+fn tokens_are_marked_only_by_steps_of_texts_that_ask_for_it() {
+    let mut engine = replayed(&model(), 1);
+    let plain = Request { prompt: vec![3, 1, 4], most: 9, ends: vec![95], ..Request::default() };
+    let penalised = Sampling { repetition_penalty: 1.3, ..Sampling::default() };
+    let penalised = Request { sampling: penalised, ..plain.clone() };
+    let later = Request { least: 3, ..plain.clone() };
+    let mut graphs = |request: &Request| {
+        alone(&mut engine, request);
+        engine.reports().len()
+    };
+    // One that reads, and a step; then one more step.
+    assert_eq!([&plain, &plain, &later, &penalised].map(&mut graphs), [2, 2, 3, 3]);
+    let mut built = replayed(&model(), 4);
+    built.build().expect("graphs");
+    assert_eq!(built.reports().len(), 1 + 2 * 2);
+}
+
+#[test]
+fn a_text_that_is_cancelled_hears_no_more() {
+    let mut engine = eager(&model(), 2);
+    let whole = Request { prompt: vec![1; 200], most: 20, ..Request::default() };
+    let expected = alone(&mut engine, &whole).tokens;
+    for turns in 0..6 {
+        let (kept, gone) = Kept::new(usize::MAX);
+        let id = engine.add(whole.clone(), kept).expect("a slot is free");
+        let (kept, stays) = Kept::new(usize::MAX);
+        let other = engine.add(Request { tenant: 1, ..whole.clone() }, kept).expect("a slot is free");
+        (0..turns).for_each(|_| engine.step(|| true).expect("it runs"));
+        let heard = gone.lock().expect("no panic").tokens.len();
+        assert!(engine.cancel(id) && !engine.cancel(id));
+        while engine.live() > 0 {
+            engine.step(|| true).expect("it runs");
+        }
+        assert!(!engine.cancel(other), "it has ended");
+        let (gone, stays) = (gone.lock().expect("a text"), stays.lock().expect("a text"));
+        assert_eq!((gone.tokens.len(), &gone.end), (heard, &None), "after {turns}");
+        assert_eq!((&stays.tokens, &stays.end), (&expected, &Some(End::Length)), "after {turns}");
     }
 }
 
 #[test]
 fn a_penalty_is_for_the_tokens_of_the_prompt_and_of_the_text() {
-    let mut scheduler = Scheduler::new(model(), 2, None).expect("a scheduler");
+    let mut engine = eager(&model(), 2);
     let mut text = |penalty: f32| {
         let sampling = Sampling { repetition_penalty: penalty, ..Sampling::default() };
-        alone(&mut scheduler, &Request { prompt: (40..60).collect(), most: 20, ends: vec![], sampling }).tokens
+        alone(&mut engine, &Request { prompt: (40..60).collect(), most: 20, sampling, ..Request::default() }).tokens
     };
     let plain = text(1.);
     // Tokens that were not seen come first, as long as one of them has a logit above 0.
@@ -181,30 +237,30 @@ fn a_penalty_is_for_the_tokens_of_the_prompt_and_of_the_text() {
 #[test]
 fn parts_that_were_read_are_not_read_again() {
     let model = model();
-    let mut fresh = Scheduler::new(model.clone(), 1, None).expect("a scheduler");
-    let mut scheduler = Scheduler::new(model, 4, None).expect("a scheduler");
+    let mut fresh = eager(&model, 1);
+    let mut engine = eager(&model, 4);
     let long: Vec<u32> = (0..300).map(|at| at * 5 % 96).collect();
     let of = |prompt: &[u32], most| Request { prompt: prompt.to_vec(), most, ..Request::default() };
-    assert_eq!(alone(&mut scheduler, &of(&long, 5)).cached, 0);
+    assert_eq!(alone(&mut engine, &of(&long, 5)).cached, 0);
     // In the slot that has them.
     let other = [&long[..270], &[1, 2, 3]].concat();
     for (prompt, cached) in [(&long[..], 256), (&other, 256), (&long[..256], 128), (&long[..257], 256), (&long[1..], 0)]
     {
         let (request, length) = (of(prompt, 9), prompt.len());
-        let text = alone(&mut scheduler, &request);
+        let text = alone(&mut engine, &request);
         assert_eq!(text.cached, cached, "of {length} tokens");
         assert_eq!(text.tokens, alone(&mut fresh, &request).tokens, "{length} tokens");
     }
     // Beside one that still writes, and that keeps its own.
     let (kept, writing) = Kept::new(usize::MAX);
     let first = of(&long, 60);
-    scheduler.join(first.clone(), kept).expect("a slot is free");
-    (0..4).for_each(|_| scheduler.turn(|| true).expect("it runs"));
+    engine.add(first.clone(), kept).expect("a slot is free");
+    (0..4).for_each(|_| engine.step(|| true).expect("it runs"));
     let (kept, beside) = Kept::new(usize::MAX);
-    scheduler.join(of(&other, 9), kept).expect("a slot is free");
-    assert_eq!(scheduler.live(), 2);
-    while scheduler.live() > 0 {
-        scheduler.turn(|| false).expect("it runs");
+    engine.add(of(&other, 9), kept).expect("a slot is free");
+    assert_eq!(engine.live(), 2);
+    while engine.live() > 0 {
+        engine.step(|| false).expect("it runs");
     }
     let (writing, beside) = (writing.lock().expect("a text"), beside.lock().expect("a text"));
     assert_eq!(beside.cached, 256);
@@ -214,25 +270,25 @@ fn parts_that_were_read_are_not_read_again() {
 
 #[test]
 fn bad_requests_leave_the_others_alone() {
-    let mut scheduler = Scheduler::new(model(), 1, None).expect("a scheduler");
-    let fails = |scheduler: &mut Scheduler, request: Request| {
+    let mut engine = eager(&model(), 1);
+    let fails = |engine: &mut Engine<Decoder>, request: Request| {
         let (kept, _) = Kept::new(usize::MAX);
-        scheduler.join(request, kept).expect_err("an error")
+        engine.add(request, kept).expect_err("an error")
     };
     let good = Request { prompt: vec![1, 2], most: 30, ..Request::default() };
     let (kept, text) = Kept::new(usize::MAX);
-    scheduler.join(good.clone(), kept).expect("a slot is free");
-    assert!(matches!(fails(&mut scheduler, good.clone()), DecoderError::NoSlot { slots: 1 }));
+    engine.add(good.clone(), kept).expect("a slot is free");
+    assert!(matches!(fails(&mut engine, good.clone()), TextError::NoSlot { slots: 1 }));
     let bad = Request { prompt: vec![], ..good.clone() };
-    assert!(matches!(fails(&mut scheduler, bad), DecoderError::EmptyPrompt { .. }));
+    assert!(matches!(fails(&mut engine, bad), TextError::EmptyPrompt { .. }));
     let bad = Request { prompt: vec![96], ..good.clone() };
-    assert!(matches!(fails(&mut scheduler, bad), DecoderError::UnknownToken { token: 96, .. }));
+    assert!(matches!(fails(&mut engine, bad), TextError::UnknownToken { token: 96, .. }));
     let bad = Request { most: CONTEXT, ..good.clone() };
-    assert!(matches!(fails(&mut scheduler, bad), DecoderError::TooLong { prompt: 2, answer: CONTEXT, .. }));
+    assert!(matches!(fails(&mut engine, bad), TextError::TooLong { prompt: 2, answer: CONTEXT, .. }));
     let bad = Request { sampling: Sampling { top_p: 0., ..Sampling::default() }, ..good.clone() };
-    assert!(fails(&mut scheduler, bad).to_string().contains("top-p above 0"));
-    while scheduler.live() > 0 {
-        scheduler.turn(|| false).expect("it runs");
+    assert!(fails(&mut engine, bad).to_string().contains("top-p above 0"));
+    while engine.live() > 0 {
+        engine.step(|| false).expect("it runs");
     }
     assert_eq!(text.lock().expect("a text").tokens.len(), 30);
 }
@@ -245,17 +301,17 @@ fn resident() -> usize {
 #[test]
 fn memory_stays_level() {
     let model = model();
-    let mut scheduler = Scheduler::new(model, 4, Some(&OparaExecutor::builder())).expect("executors");
+    let mut engine = replayed(&model, 4);
     let mut rng = Rng::with_seed(1);
     let (mut tokens, mut level) = (0, 0);
     for round in 0..24 {
-        while scheduler.free() > 0 {
+        while engine.free() > 0 {
             let (kept, _) = Kept::new(if rng.bool() { usize::MAX } else { 9 });
-            scheduler.join(request(&mut rng), kept).expect("a slot is free");
+            engine.add(request(&mut rng), kept).expect("a slot is free");
         }
         for _ in 0..40 {
-            scheduler.turn(|| true).expect("it runs");
-            tokens += scheduler.live();
+            engine.step(|| true).expect("it runs");
+            tokens += engine.live();
         }
         if round == 8 {
             level = resident();
@@ -274,7 +330,7 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
     let texts = [150, 1, 260].map(|n| {
         let prompt = (0..n).map(|i| i * 7 % 90).collect();
         let request = Request { prompt, most: 20, sampling, ..Request::default() };
-        let mut fresh = Scheduler::new(whole.clone(), 2, None).expect("a scheduler");
+        let mut fresh = eager(&whole, 2);
         let expected = alone(&mut fresh, &request).tokens;
         assert!(expected.len() == 20 && expected.iter().any(|token| *token != expected[0]), "{expected:?}");
         (request, expected)
@@ -285,25 +341,27 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
     let model = Arc::new(spoiled::model(&config, CONTEXT, &[token], DType::F32, CPU));
     let strange = Request { prompt: vec![token; 200], most: 40, ..Request::default() };
     for builder in [None, Some(OparaExecutor::builder())] {
-        let mut scheduler = Scheduler::new(model.clone(), 2, builder.as_ref()).expect("a scheduler");
+        let mut engine = engine(&model, Options { slots: 2, builder: builder.clone(), ..Options::default() });
         for (text, expected) in &texts {
             // Both slots are used in turns.
             for _ in 0..2 {
-                let failed = alone(&mut scheduler, &strange);
+                let failed = alone(&mut engine, &strange);
                 assert!(matches!(&failed.end, Some(End::Failed(why)) if why.contains("not finite")), "{failed:?}");
                 assert!(failed.tokens.is_empty());
-                assert_eq!(alone(&mut scheduler, text).tokens, *expected);
+                assert_eq!(alone(&mut engine, text).tokens, *expected);
             }
         }
     }
-    let mut generator = Generator::new(model.clone(), &[sampling], &OparaExecutor::builder()).expect("executors");
-    for (text, _) in &texts {
-        let mut fresh = Generator::eager(whole.clone(), &[sampling]).expect("a generator");
-        let expected = fresh.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
-        let failed = generator.generate(std::slice::from_ref(&strange.prompt), 40, &[], |_| ());
-        assert!(matches!(failed, Err(DecoderError::NotFinite)), "{failed:?}");
-        let got = generator.generate(std::slice::from_ref(&text.prompt), 20, &[], |_| ()).expect("a text").tokens;
-        assert_eq!(got, expected);
+    // Beside it, where both prompts are read together.
+    let mut engine = engine(&model, Options { slots: 2, prompts: 2, builder: Some(OparaExecutor::builder()) });
+    for (text, expected) in &texts {
+        let mut told = Vec::new();
+        let both = [strange.clone(), text.clone()];
+        let failed = engine.generate(&both, |index, token| told.push((index, token)));
+        assert!(matches!(failed, Err(TextError::NotFinite)), "{failed:?}");
+        assert_eq!(told, expected.iter().map(|token| (1, *token)).collect::<Vec<_>>());
+        let got = engine.generate(&[text.clone(), text.clone()], |_, _| ()).expect("texts");
+        assert_eq!(got, [expected.clone(), expected.clone()]);
     }
 }
 
@@ -318,7 +376,7 @@ fn a_text_without_tokens_fails_and_others_beside_it_do_not() {
     let seeded = Arc::new(spoiled::model(&config, CONTEXT, &[], DType::F32, CPU));
     for sampling in [greedy, drawn, penalised] {
         let text = Request { sampling, ..whole.clone() };
-        let expected = alone(&mut Scheduler::new(seeded.clone(), 2, None).expect("a scheduler"), &text).tokens;
+        let expected = alone(&mut eager(&seeded, 2), &text).tokens;
         // The first token that it did not write before: what it writes behind that is spoiled.
         let is_new = |at: &usize| *at > 0 && !expected[..*at].contains(&expected[*at]);
         let at = (4..expected.len()).find(is_new).expect("a new token");
@@ -327,17 +385,17 @@ fn a_text_without_tokens_fails_and_others_beside_it_do_not() {
         let (later, beside) = (text.clone(), Request { most: at, ..text.clone() });
         let first = Request { prompt: vec![3, expected[at]], ..text };
         for builder in [None, Some(OparaExecutor::builder())] {
-            let mut scheduler = Scheduler::new(model.clone(), 3, builder.as_ref()).expect("a scheduler");
+            let mut engine = engine(&model, Options { slots: 3, builder: builder.clone(), ..Options::default() });
             for least in [0, 20] {
                 let texts = [&later, &first, &beside].map(|request| {
                     let (kept, text) = Kept::new(usize::MAX);
                     let request = Request { ends: vec![end], ..request.clone() };
-                    let terms = Terms { least: least.min(request.most), ..Terms::default() };
-                    scheduler.join_on(terms, request, kept).expect("a slot is free");
+                    let request = Request { least: least.min(request.most), ..request };
+                    engine.add(request, kept).expect("a slot is free");
                     text
                 });
-                while scheduler.live() > 0 {
-                    scheduler.turn(|| false).expect("it runs");
+                while engine.live() > 0 {
+                    engine.step(|| false).expect("it runs");
                 }
                 let [later, first, beside] = texts.map(|text| std::mem::take(&mut *text.lock().expect("no panic")));
                 for failed in [&later, &first] {
@@ -347,15 +405,10 @@ fn a_text_without_tokens_fails_and_others_beside_it_do_not() {
                 assert_eq!((&beside.tokens[..], beside.end), (&expected[..at], Some(End::Length)), "{sampling:?}");
             }
         }
-        // It has no penalties.
-        if sampling.repetition_penalty == 1. {
-            let mut generator = Generator::eager(model.clone(), &[sampling]).expect("a generator");
-            let mut told = Vec::new();
-            let failed =
-                generator.generate(std::slice::from_ref(&later.prompt), 30, &[], |tokens| told.extend(tokens[0]));
-            assert!(matches!(failed, Err(DecoderError::NotFinite)), "{failed:?}");
-            assert_eq!(told, expected[..=at]);
-        }
+        let mut told = Vec::new();
+        let failed = eager(&model, 1).generate(std::slice::from_ref(&later), |_, token| told.push(token));
+        assert!(matches!(failed, Err(TextError::NotFinite)), "{failed:?}");
+        assert_eq!(told, expected[..=at]);
     }
 }
 
@@ -368,17 +421,67 @@ fn what_a_part_is_filled_up_with_is_not_seen() {
     for n in [1, 100, 130] {
         let prompt: Vec<u32> = (0..n).map(|i| 1 + i * 7 % 90).collect();
         let text = Request { prompt: prompt.clone(), most: 20, ..Request::default() };
-        let of = |model: &Arc<Decoder>| {
-            alone(&mut Scheduler::new(model.clone(), 2, None).expect("a scheduler"), &text).tokens
-        };
+        let of = |model: &Arc<Decoder>| alone(&mut eager(&model, 2), &text).tokens;
         let expected = of(&whole);
         assert!(!expected.contains(&0), "{expected:?}");
         assert_eq!(of(&strange), expected, "behind {n} tokens");
         let of = |model: &Arc<Decoder>| {
-            let mut generator = Generator::eager(model.clone(), &[Sampling::default(); 2]).expect("a generator");
-            let prompts = [prompt.clone(), vec![3; 129]];
-            generator.generate(&prompts, 20, &[], |_| ()).expect("texts").tokens.swap_remove(0)
+            let mut engine = engine(model, Options { slots: 2, prompts: 2, builder: None });
+            let beside = Request { prompt: vec![3; 129], ..text.clone() };
+            engine.generate(&[text.clone(), beside], |_, _| ()).expect("texts").swap_remove(0)
         };
         assert_eq!(of(&strange), of(&whole), "behind {n} tokens, beside another text");
+    }
+}
+
+/// What a text remembers, as numbers: of each place, all layers.
+fn places(memory: &[Tensor], text: usize) -> Vec<Vec<f32>> {
+    let by_place = memory.iter().map(|layer| layer.narrow(0, text, 1)?.permute((3, 0, 1, 2, 4))?.flatten_from(1));
+    let by_place = by_place.collect::<candle::Result<Vec<_>>>().expect("layers");
+    Tensor::cat(&by_place, 1).and_then(|t| t.to_vec2()).expect("numbers")
+}
+
+#[test]
+fn reading_and_writing_touch_nothing_of_other_texts() {
+    let (model, part) = (model(), TextModel::part(&*model()));
+    let memory = model.memory(3).expect("memory");
+    let numbers = |of: &[u32]| Tensor::new(of, CPU).expect("numbers");
+    // Of texts from one on, the tokens of each and where they stand.
+    let read = |from: usize, counts: &[u32], starts: &[u32]| {
+        let rows = counts.len();
+        let memory: Vec<Tensor> = memory.iter().map(|layer| layer.narrow(0, from, rows).expect("texts")).collect();
+        let ids = Tensor::full(5u32, (rows, part), CPU).expect("tokens");
+        let last: Vec<u32> = (0u32..).zip(counts).map(|(row, n)| row * part as u32 + n.saturating_sub(1)).collect();
+        let (starts, counts, last) = (numbers(starts), numbers(counts), numbers(&last));
+        let part = Part { ids: &ids, starts: &starts, counts: &counts, last: &last };
+        model.read(&part, &memory).expect("logits");
+    };
+    let all = || [0, 1, 2].map(|text| places(&memory, text));
+    let size = part as u32;
+    (0..3).for_each(|text| read(text, &[size], &[0]));
+    let before = all();
+    read(1, &[size], &[size]);
+    let after = all();
+    assert!(after[0] == before[0] && after[2] == before[2], "reading touched another text");
+    assert!(after[1][..part] == before[1][..part] && after[1] != before[1], "reading touched what was read");
+
+    // Nothing is read of the second one.
+    let before = after;
+    read(0, &[9, 0, 3], &[size, 2 * size, size]);
+    let after = all();
+    for (text, end) in [(0, part), (1, 2 * part), (2, part)] {
+        assert!(after[text][..end] == before[text][..end], "reading touched what text {text} had");
+    }
+    assert!(after[0][..part + 9] != before[0][..part + 9] && after[2][..part + 3] != before[2][..part + 3]);
+
+    let before = after;
+    let firsts = [part + 9, 2 * part, part + 3];
+    let ids = Tensor::full(9u32, (3, 1), CPU).expect("tokens");
+    model.step(&ids, &numbers(&firsts.map(|first| first as u32)), &memory).expect("logits");
+    for (text, (after, before)) in all().iter().zip(&before).enumerate() {
+        let first = firsts[text];
+        assert!(after[..first] == before[..first], "a step touched what text {text} had");
+        assert!(after[first + 1..] == before[first + 1..], "a step wrote too much to text {text}");
+        assert!(after[first] != before[first], "a step wrote nothing to text {text}");
     }
 }

@@ -1,9 +1,8 @@
-//! Prompts to answers: tokenizer, defaults, and the writer.
-
-use std::sync::Arc;
+//! Prompts to answers: tokenizer, defaults, and the queue.
 
 use opara_candle::ops::Sampling;
-use opara_models::decoder::{Conversation, DecoderError, Request, Terms, Text};
+use opara_models::decoder::{Conversation, DecoderError};
+use opara_models::engine::{Request, TextError};
 
 use super::stop::StopStrings;
 use super::{Answer, Result, Writer};
@@ -40,27 +39,7 @@ pub struct Wanted {
     pub is_streamed: bool,
 }
 
-/// A decoder and its tokenizer, for many requests.
-pub struct Generator {
-    writer: Writer,
-    text: Arc<Text>,
-    /// Bytes of the longest text that may fit the context, as far as can be said without its tokens.
-    most_bytes: usize,
-}
-
-impl Generator {
-    /// Of a writer and the tokenizer of its model.
-    pub fn new(writer: Writer, text: Arc<Text>) -> Self {
-        let of_a_token = text.bytes_of_a_token().unwrap_or(usize::MAX);
-        let most_bytes = of_a_token.saturating_mul(writer.model().context());
-        Self { writer, text, most_bytes }
-    }
-
-    /// What writes.
-    pub fn writer(&self) -> &Writer {
-        &self.writer
-    }
-
+impl Writer {
     /// The tokens of a prompt. Takes time that grows with the text.
     ///
     /// # Errors
@@ -82,7 +61,7 @@ impl Generator {
 
     /// Refuses a text that cannot fit before its tokens are made, which takes a hundred times its memory.
     fn check_bytes(&self, text: &str) -> Result<()> {
-        let (bytes, model) = (text.len(), self.writer.model());
+        let (bytes, model) = (text.len(), self.model());
         let (context, most) = (model.context(), model.config().max_positions);
         match bytes <= self.most_bytes {
             true => Ok(()),
@@ -96,21 +75,22 @@ impl Generator {
     /// A prompt that is empty, has tokens that the model does not have, or is too long for what is asked for; a queue that takes no
     /// more.
     pub fn answer(&self, prompt: Vec<u32>, wanted: Wanted, client: u64) -> Result<Answer> {
-        let model = self.writer.model();
+        let model = self.model();
         // A token at least, so that a prompt that fills the context is too long.
         let left = model.context().saturating_sub(prompt.len()).max(1);
         let most = wanted.tokens.unwrap_or(left.max(wanted.least));
         let vocab = model.config().vocab;
         if let Some(&token) = wanted.ends.iter().find(|end| **end as usize >= vocab) {
-            return Err(DecoderError::UnknownToken { token, vocab }.into());
+            return Err(TextError::UnknownToken { token, vocab }.into());
         }
         let own = if wanted.ignores_ends { &[][..] } else { &model.config().eos };
         let ends = own.iter().copied().chain(wanted.ends).collect();
-        let (length, terms) = (prompt.len(), Terms { least: wanted.least, tenant: wanted.tenant });
-        let request = Request { prompt, most, ends, sampling: wanted.sampling };
+        let Wanted { least, sampling, tenant, .. } = wanted;
+        let length = prompt.len();
+        let request = Request { prompt, most, least, ends, sampling, tenant };
         request.check(model)?;
-        let receiver = self.writer.submit(request, terms, client)?;
+        let receiver = self.submit(request, client)?;
         let stops = StopStrings::new(wanted.stops);
-        Ok(Answer::new(self.text.clone(), receiver, stops, wanted.least, length))
+        Ok(Answer::new(self.text.clone(), receiver, stops, least, length))
     }
 }

@@ -1,0 +1,370 @@
+//! Texts, written by continuous batching: they join a batch and leave it at every step (Yu et al., "Orca", 2022).
+//!
+//! An [`Engine`] writes with any [`TextModel`]: the [decoders](crate::decoder::Decoder), and [T5](crate::t5::Texts).
+
+mod error;
+mod generate;
+mod graphs;
+mod reading;
+mod sequence;
+mod slots;
+mod text_model;
+
+use std::sync::Arc;
+
+use opara_candle::ops::NO_TOKEN;
+use opara_candle::{Builder, Mode, Report};
+
+pub use self::error::{Result, TextError};
+pub use self::sequence::{End, Listener, Request};
+pub use self::text_model::{Part, TextModel};
+/// How a text's tokens are drawn.
+pub use opara_candle::ops::Sampling;
+
+use self::graphs::Graphs;
+use self::reading::Reading;
+use self::sequence::Sequence;
+use self::slots::Slot;
+
+/// Writes texts for requests that come and go, each in a slot of one batch.
+///
+/// Prompts are read by parts, between the steps that add a token to every other text. What a text is does not depend on the others,
+/// nor on what its slot was used for before. Whole parts of a prompt that some slot has read already, for the same tokens from the
+/// beginning on, are copied instead of read.
+///
+/// ```
+/// # use std::sync::{mpsc, Arc};
+/// # use candle::{DType, Device::Cpu};
+/// use opara_models::decoder::{Config, Decoder};
+/// use opara_models::engine::{End, Engine, Listener, Options, Request};
+///
+/// struct Sent(mpsc::Sender<u32>);
+///
+/// impl Listener for Sent {
+///     fn token(&mut self, token: u32) -> bool {
+///         self.0.send(token).is_ok() // false, where the receiver was dropped, cancels
+///     }
+///     fn end(&mut self, _: End) {}
+/// }
+///
+/// let model = Decoder::load(opara_weights::seeded(7, DType::F32, &Cpu), &Config::tiny(), 64)?;
+/// let mut engine = Engine::new(Arc::new(model), Options { slots: 4, ..Options::default() })?; // eagerly
+/// let (sender, tokens) = mpsc::channel();
+/// engine.add(Request { prompt: vec![5, 6, 7], most: 10, ..Request::default() }, Box::new(Sent(sender)))?;
+/// while engine.live() > 0 {
+///     engine.step(|| false)?;
+/// }
+/// assert_eq!(tokens.iter().count(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Engine<M> {
+    graphs: Graphs<M>,
+    seats: Vec<Seat>,
+    /// Texts that were added so far.
+    added: u64,
+    /// Whether the slots on the device are not as the host knows them.
+    has_changed: bool,
+}
+
+/// How an [`Engine`] writes.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Texts at once.
+    ///
+    /// On a GPU a step of 2 to 8 slots gives a text the same bits, however many there are. A step of more slots gives it bits that
+    /// depend on their number, not on the other texts: texts may differ by a rounding while more than eight slots are in use. So do
+    /// those of an engine of one slot, whose kernels are the fastest for one text.
+    pub slots: usize,
+    /// Prompts that are read together, at most as many as slots. Together is faster if there are always so many, and slower if one comes
+    /// at a time. A text's roundings depend on the number, not on the other prompts.
+    pub prompts: usize,
+    /// Settings of executors. Without them the engine runs eagerly.
+    pub builder: Option<Builder>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { slots: 1, prompts: 1, builder: None }
+    }
+}
+
+/// A text of an [`Engine`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Id(u64);
+
+/// A slot as the host sees it.
+#[derive(Default)]
+struct Seat {
+    sequence: Option<Sequence>,
+    /// Tokens that the slot's memory is of, whole parts of a prompt as they were read.
+    kept: Vec<u32>,
+    /// Whose these tokens are.
+    tenant: u64,
+    /// The [`Sequence::number`] of the latest one.
+    used: u64,
+}
+
+impl Seat {
+    fn is_free(&self) -> bool {
+        self.sequence.is_none()
+    }
+
+    /// The text whose prompt is being read.
+    fn reading(&self) -> Option<&Sequence> {
+        self.sequence.as_ref().filter(|sequence| !sequence.writes())
+    }
+
+    /// How many tokens of a tenant's prompt need not be read. The last one always is, since the first new token follows from it.
+    fn cached(&self, prompt: &[u32], tenant: u64, part: usize) -> usize {
+        if self.tenant != tenant {
+            return 0;
+        }
+        let same = self.kept.iter().zip(&prompt[..prompt.len().saturating_sub(1)]).take_while(|(a, b)| a == b).count();
+        same / part * part
+    }
+
+    fn on_device(&self) -> Slot {
+        let kept = Slot { position: self.kept.len() as u32, ..Slot::default() };
+        self.sequence.as_ref().map_or(kept, Sequence::on_device)
+    }
+
+    /// Takes the token behind a part that was read.
+    fn take(&mut self, token: u32) {
+        self.sequence.take_if(|sequence| sequence.take(token));
+    }
+}
+
+impl<M: TextModel> Engine<M> {
+    /// Builds nothing yet: graphs are built at their first use, or by [`build`](Self::build).
+    ///
+    /// # Errors
+    /// No memory left.
+    pub fn new(model: Arc<M>, options: Options) -> Result<Self> {
+        let slots = options.slots.max(1);
+        let graphs = Graphs::new(model, slots, options.prompts.clamp(1, slots), options.builder)?;
+        let seats = std::iter::repeat_with(Seat::default).take(slots).collect();
+        Ok(Self { graphs, seats, added: 0, has_changed: true })
+    }
+
+    /// Builds all graphs: for reading, and for steps of all sizes, with marks of tokens and without.
+    ///
+    /// # Errors
+    /// Those of the executors.
+    pub fn build(&mut self) -> Result<()> {
+        self.graphs.build()
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<M> {
+        &self.graphs.model
+    }
+
+    /// Texts that are under way.
+    pub fn live(&self) -> usize {
+        self.seats.iter().filter(|seat| !seat.is_free()).count()
+    }
+
+    /// Texts that may be added.
+    pub fn free(&self) -> usize {
+        self.seats.len() - self.live()
+    }
+
+    /// Reports of the graphs that were built: of the one that reads prompts, and then of steps, of few slots first.
+    pub fn reports(&self) -> Vec<Report> {
+        self.graphs.reports().collect()
+    }
+
+    /// Why graphs run eagerly though executors were asked for; one reason for each.
+    pub fn eager(&self) -> Vec<String> {
+        let eager = self.graphs.reports().filter(|report| report.mode() == Mode::Eager);
+        eager.map(|report| report.reason().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// Gives a request a slot.
+    ///
+    /// # Errors
+    /// Those of [`Request::check`]; [`TextError::NoSlot`] where none is [free](Self::free); those of the device.
+    pub fn add(&mut self, request: Request, mut listener: Box<dyn Listener>) -> Result<Id> {
+        request.check(&**self.model())?;
+        let (slot, cached) = self.seat(&request.prompt, request.tenant)?;
+        self.added += 1;
+        self.has_changed = true;
+        let first = self.model().first_position(request.prompt.len());
+        let seat = &mut self.seats[slot];
+        (seat.used, seat.tenant, seat.kept) = (self.added, request.tenant, request.prompt[..cached].to_vec());
+        listener.begin(cached);
+        match request.most {
+            0 => listener.end(End::Length),
+            _ => seat.sequence = Some(Sequence::new(request, listener, self.added, first, cached)),
+        }
+        Ok(Id(self.added))
+    }
+
+    /// Ends a text, whose listener hears no more. False if it has ended already.
+    pub fn cancel(&mut self, id: Id) -> bool {
+        let is_it = |sequence: &mut Sequence| sequence.number == id.0;
+        let is_gone = self.seats.iter_mut().any(|seat| seat.sequence.take_if(is_it).is_some());
+        self.has_changed |= is_gone;
+        is_gone
+    }
+
+    /// A free slot for a tenant's prompt, and how many of its tokens are in there.
+    fn seat(&mut self, prompt: &[u32], tenant: u64) -> Result<(usize, usize)> {
+        let bucket = self.graphs.bucket((self.live() + 1).min(self.seats.len()));
+        let part = self.model().part();
+        let fits = |slot: usize, seat: &Seat| slot < bucket && seat.is_free();
+        let cached = |seat: &Seat| seat.cached(prompt, tenant, part);
+        let best = self.seats.iter().enumerate().max_by_key(|(slot, seat)| (cached(seat), fits(*slot, seat)));
+        let (from, cached) = best.map_or((0, 0), |(slot, seat)| (slot, cached(seat)));
+        if cached > 0 && fits(from, &self.seats[from]) {
+            return Ok((from, cached));
+        }
+        // What was used last may be asked for again.
+        let free = self.seats.iter().enumerate().filter(|(slot, seat)| fits(*slot, seat));
+        let (slot, _) = free.min_by_key(|(_, seat)| seat.used).ok_or(TextError::NoSlot { slots: self.seats.len() })?;
+        if cached > 0 {
+            self.graphs.copy(from, slot)?;
+        }
+        Ok((slot, cached))
+    }
+
+    /// Reads a part of one prompt, or of [several](Options::prompts), if there are any to read, and adds tokens to all other texts: one
+    /// each while prompts are read, else as many as the first one to end needs, or fewer if `returns` says so, which is asked after each
+    /// token: a request waits for a slot that is free, or a text is to be cancelled.
+    ///
+    /// # Errors
+    /// Those of the device and of the executors: then all texts have failed, and others may be added.
+    pub fn step(&mut self, returns: impl FnMut() -> bool) -> Result<()> {
+        let result = self.read_and_write(returns);
+        if let Err(error) = &result {
+            self.fail(&error.to_string());
+        }
+        result
+    }
+
+    /// Ends all texts, as failed for this reason, and forgets what was read. Others may be added.
+    pub fn fail(&mut self, reason: &str) {
+        self.has_changed = true;
+        for seat in &mut self.seats {
+            seat.kept.clear();
+            if let Some(mut sequence) = seat.sequence.take() {
+                sequence.listener.end(End::Failed(reason.to_owned()));
+            }
+        }
+    }
+
+    fn read_and_write(&mut self, returns: impl FnMut() -> bool) -> Result<()> {
+        self.dismiss();
+        self.close_up()?;
+        self.read()?;
+        self.write(returns)
+    }
+
+    /// Frees the slots of prompts whose listeners are gone.
+    fn dismiss(&mut self) {
+        let is_gone = |sequence: &mut Sequence| !sequence.writes() && sequence.listener.is_gone();
+        for seat in &mut self.seats {
+            self.has_changed |= seat.sequence.take_if(is_gone).is_some();
+        }
+    }
+
+    /// Moves texts to lower slots where that makes the batch smaller.
+    fn close_up(&mut self) -> Result<()> {
+        while let Some(last) = self.seats.iter().rposition(|seat| !seat.is_free()) {
+            let free = self.seats.iter().position(Seat::is_free);
+            let Some(free) = free.filter(|_| self.graphs.bucket(self.live()) < self.graphs.bucket(last + 1)) else {
+                break;
+            };
+            self.graphs.copy(last, free)?;
+            self.seats.swap(last, free);
+            // The slot behind has what it had.
+            (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
+            self.has_changed = true;
+        }
+        Ok(())
+    }
+
+    /// Reads a part of the prompt that came first, and of those beside it.
+    fn read(&mut self) -> Result<()> {
+        let waiting = self.seats.iter().enumerate().filter_map(|(slot, seat)| Some((seat.reading()?.number, slot)));
+        let Some((_, slot)) = waiting.min() else { return Ok(()) };
+        let Self { graphs, seats, .. } = self;
+        let (prompts, part) = (graphs.prompts, graphs.model.part());
+        let from = (slot / prompts * prompts).min(seats.len() - prompts);
+        let rows = &mut seats[from..from + prompts];
+        let parts: Vec<Reading> = rows.iter().map(|seat| reading(seat, graphs)).collect::<Result<_>>()?;
+        let tokens = graphs.read(from, &parts)?;
+        drop(parts);
+        self.has_changed = true;
+        let mut drawn = None;
+        for (row, seat) in rows.iter_mut().enumerate() {
+            let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
+            let (read, is_last) = sequence.part(part);
+            if read.len() == part && M::IS_CAUSAL {
+                seat.kept.extend_from_slice(read);
+            }
+            sequence.read += read.len();
+            if is_last {
+                let tokens: &Vec<u32> = match &mut drawn {
+                    Some(tokens) => tokens,
+                    none => none.insert(tokens.to_vec1()?),
+                };
+                let token = tokens[row];
+                if sequence.has_marks() && token != NO_TOKEN {
+                    let seen = sequence.request.prompt.iter().copied().chain([token]);
+                    graphs.set_seen(from + row, &graphs.marks(seen, sequence.barred())?)?;
+                }
+                seat.take(token);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds tokens to the texts whose prompts were read.
+    fn write(&mut self, mut returns: impl FnMut() -> bool) -> Result<()> {
+        let (mut writing, mut left, mut reads, mut has_marks) = (Vec::new(), usize::MAX, false, false);
+        for (slot, seat) in self.seats.iter().enumerate() {
+            match &seat.sequence {
+                Some(sequence) if sequence.writes() => {
+                    writing.push(slot);
+                    left = left.min(sequence.left());
+                    has_marks |= sequence.has_marks();
+                }
+                Some(_) => reads = true,
+                None => {}
+            }
+        }
+        let Some(last) = writing.last() else { return Ok(()) };
+        let bucket = self.graphs.bucket(last + 1);
+        if self.has_changed {
+            self.graphs.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
+            self.has_changed = false;
+        }
+        let Self { graphs, seats, has_changed, .. } = self;
+        graphs.write(bucket, has_marks, if reads { 1 } else { left }, |tokens| {
+            for &slot in &writing {
+                let sequence = &mut seats[slot].sequence;
+                let barred = sequence.as_ref().is_some_and(Sequence::bars_ends);
+                *has_changed |= sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some();
+                *has_changed |= barred && sequence.as_ref().is_some_and(|sequence| !sequence.bars_ends());
+            }
+            !(returns() || *has_changed)
+        })
+    }
+}
+
+/// What is read into a slot next.
+fn reading<'a, M: TextModel>(seat: &'a Seat, graphs: &Graphs<M>) -> Result<Reading<'a>> {
+    let Some(sequence) = seat.reading() else { return Ok(Reading::none(seat.on_device())) };
+    let (tokens, is_last) = sequence.part(graphs.model.part());
+    let prompt = sequence.request.prompt.iter().copied();
+    let seen = (is_last && sequence.has_marks()).then(|| graphs.marks(prompt, sequence.barred())).transpose()?;
+    Ok(Reading {
+        tokens,
+        start: sequence.read,
+        position: sequence.first - 1,
+        sampling: sequence.request.sampling,
+        bars: is_last && sequence.bars_ends(),
+        seen,
+    })
+}

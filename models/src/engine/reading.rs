@@ -1,0 +1,59 @@
+//! Reading: parts of the prompts of some slots, and the tokens that follow them.
+
+use candle::{Device, Result, Tensor};
+use opara_candle::ops::{self, Sampler, Sampling};
+
+use super::slots::Slot;
+use super::text_model::{Part, TextModel};
+
+/// What is read into a slot at once.
+pub(super) struct Reading<'a> {
+    /// At most [`TextModel::part`]; none if nothing is read.
+    pub tokens: &'a [u32],
+    /// Where the first one stands.
+    pub start: usize,
+    /// Where the token behind them is drawn.
+    pub position: usize,
+    pub sampling: Sampling,
+    pub bars: bool,
+    /// `(1, vocab)` of u8.
+    pub seen: Option<Tensor>,
+}
+
+impl Reading<'_> {
+    /// Reads nothing.
+    pub fn none(slot: Slot) -> Self {
+        let start = slot.position as usize;
+        Self { tokens: &[], start, position: start, sampling: Sampling::default(), bars: false, seen: None }
+    }
+}
+
+/// The inputs of [`read`], of parts of so many tokens. `unseen`, a row for each, is for those that mark no tokens.
+pub(super) fn inputs(of: &[Reading], part: usize, unseen: &Tensor, device: &Device) -> Result<Vec<Tensor>> {
+    let numbers = |number: &dyn Fn(&Reading) -> usize| Tensor::from_iter(of.iter().map(|of| number(of) as u32), device);
+    let filled = |of: &Reading| of.tokens.iter().copied().chain(std::iter::repeat(0)).take(part).collect::<Vec<_>>();
+    let last = of.iter().enumerate().map(|(row, of)| (row * part + of.tokens.len().saturating_sub(1)) as u32);
+    let (sampling, bars): (Vec<_>, Vec<_>) = of.iter().map(|of| (of.sampling, of.bars)).unzip();
+    let row_seen = |(row, of): (usize, &Reading)| of.seen.clone().map_or_else(|| unseen.narrow(0, row, 1), Ok);
+    let seen = match of.iter().any(|of| of.seen.is_some()) {
+        true => Tensor::cat(&of.iter().enumerate().map(row_seen).collect::<Result<Vec<_>>>()?, 0)?,
+        false => unseen.clone(),
+    };
+    Ok(vec![
+        Tensor::from_iter(of.iter().flat_map(filled), device)?.reshape((of.len(), part))?,
+        numbers(&|of| of.start)?,
+        numbers(&|of| of.tokens.len())?,
+        Tensor::from_iter(last, device)?,
+        numbers(&|of| of.position)?,
+        Sampler::barring(&sampling, &bars, device)?.parameters().clone(),
+        seen,
+    ])
+}
+
+/// Reads a part of a prompt into the memory of each of some slots, and draws the token behind it, as a step would. No other slot is
+/// touched.
+pub(super) fn read(model: &impl TextModel, inputs: &[Tensor], memory: &[Tensor]) -> Result<Vec<Tensor>> {
+    let [ids, starts, counts, last, positions, sampler, seen] = [0, 1, 2, 3, 4, 5, 6].map(|at| &inputs[at]);
+    let logits = model.read(&Part { ids, starts, counts, last }, memory)?;
+    Ok(vec![ops::sample(&logits, &Sampler::of(sampler.clone())?, positions, Some(seen))?])
+}

@@ -1,0 +1,124 @@
+//! Slots: texts of a batch that come and go, as a step carries them on.
+
+use candle::{DType, Result, Tensor};
+use opara_candle::ops::{self, Sampler, Sampling};
+use opara_candle::StepState;
+
+use super::text_model::TextModel;
+
+/// A slot for each text of a batch: its memory, and all that differs between texts in a step. So the step is one graph, whichever
+/// texts are in the slots.
+#[derive(Clone)]
+pub(super) struct Slots {
+    /// The last token of each, `(slots, 1)`, u32.
+    token: Tensor,
+    /// Where it stands, `(slots)`, u32.
+    position: Tensor,
+    /// One where a text writes, zero where a slot stands still, `(slots)`, u32.
+    writes: Tensor,
+    /// `(slots, 8)`.
+    sampler: Tensor,
+    /// Which tokens the text has so far, and which end it, `(slots, vocab)`, u8: for texts with a repetition penalty, and for those
+    /// that may not end yet.
+    seen: Tensor,
+    /// The model's.
+    memory: Vec<Tensor>,
+}
+
+/// A slot as the host knows it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Slot {
+    /// The last token.
+    pub token: u32,
+    /// Where it stands.
+    pub position: u32,
+    /// Whether steps add tokens. A step also writes to the memory of a slot that stands still, at its position: no other text reads
+    /// that, and its own one overwrites it first.
+    pub writes: bool,
+    pub sampling: Sampling,
+    /// Whether tokens are barred that the tokens seen mark so.
+    pub bars: bool,
+}
+
+impl Slots {
+    pub fn new(model: &impl TextModel, slots: usize) -> Result<Self> {
+        let (device, vocab) = (model.device(), model.vocab());
+        Ok(Self {
+            token: Tensor::zeros((slots, 1), DType::U32, device)?,
+            position: Tensor::zeros(slots, DType::U32, device)?,
+            writes: Tensor::zeros(slots, DType::U32, device)?,
+            sampler: Sampler::new(&vec![Sampling::default(); slots], device)?.parameters().clone(),
+            seen: Tensor::zeros((slots, vocab), DType::U8, device)?,
+            memory: model.memory(slots)?,
+        })
+    }
+
+    /// The first `slots` of them, in the same memory.
+    pub fn first(&self, slots: usize) -> Result<Self> {
+        let first = self.tensors().iter().map(|tensor| tensor.narrow(0, 0, slots)).collect::<Result<_>>()?;
+        Ok(self.with(first))
+    }
+
+    /// The model's memory of `slots` of them from one on.
+    pub fn memory(&self, from: usize, slots: usize) -> Result<Vec<Tensor>> {
+        self.memory.iter().map(|tensor| tensor.narrow(0, from, slots)).collect()
+    }
+
+    /// Copies the host's view of all slots to the device.
+    pub fn upload(&self, slots: &[Slot]) -> Result<()> {
+        let device = self.token.device();
+        let numbers = |of: &dyn Fn(&Slot) -> u32| Tensor::from_iter(slots.iter().map(of), device);
+        ops::assign(&self.token, &numbers(&|slot| slot.token)?.unsqueeze(1)?)?;
+        ops::assign(&self.position, &numbers(&|slot| slot.position)?)?;
+        ops::assign(&self.writes, &numbers(&|slot| slot.writes.into())?)?;
+        let (sampling, bars): (Vec<Sampling>, Vec<bool>) = slots.iter().map(|slot| (slot.sampling, slot.bars)).unzip();
+        ops::assign(&self.sampler, Sampler::barring(&sampling, &bars, device)?.parameters())
+    }
+
+    /// The tokens that a slot's repetition penalty is for, and those that it may bar: `(1, vocab)` of u8.
+    pub fn set_seen(&self, slot: usize, seen: &Tensor) -> Result<()> {
+        self.seen.slice_set(seen, 0, slot)
+    }
+
+    /// Gives a slot the memory, and the tokens seen, of another one.
+    pub fn copy(&self, from: usize, to: usize) -> Result<()> {
+        self.memory.iter().chain([&self.seen]).try_for_each(|tensor| {
+            // By a copy, since memory is not read and written at once.
+            tensor.slice_set(&tensor.narrow(0, from, 1)?.force_contiguous()?, 0, to)
+        })
+    }
+}
+
+impl StepState for Slots {
+    fn tensors(&self) -> Vec<Tensor> {
+        let few = [&self.token, &self.position, &self.writes, &self.sampler, &self.seen];
+        few.into_iter().chain(&self.memory).cloned().collect()
+    }
+
+    fn with(&self, tensors: Vec<Tensor>) -> Self {
+        let [token, position, writes, sampler, seen] = [0, 1, 2, 3, 4].map(|at| tensors[at].clone());
+        Self { token, position, writes, sampler, seen, memory: tensors[5..].to_vec() }
+    }
+
+    /// Empty slots: texts may be under way, and they may have left anything behind.
+    fn scratch(&self) -> opara_candle::Result<Self> {
+        let scratch = self.fork()?;
+        let numbers = [&scratch.token, &scratch.position, &scratch.writes, &scratch.seen];
+        let used = numbers.into_iter().chain(&scratch.memory);
+        used.into_iter().try_for_each(|tensor| ops::assign(tensor, &tensor.zeros_like()?))?;
+        Ok(scratch)
+    }
+}
+
+/// Adds a token to each text that writes. Marks tokens, and draws by those that are marked, where `has_marks`.
+pub(super) fn step(model: &impl TextModel, slots: &Slots, has_marks: bool) -> Result<Vec<Tensor>> {
+    let Slots { token, position, writes, sampler, seen, memory } = slots;
+    let logits = model.step(token, position, memory)?;
+    let drawn = ops::sample(&logits, &Sampler::of(sampler.clone())?, position, has_marks.then_some(seen))?;
+    if has_marks {
+        ops::mark_seen(seen, &drawn)?;
+    }
+    ops::assign(token, &ops::unsqueeze(&drawn, 1)?)?;
+    ops::assign(position, &ops::add(position, writes)?)?;
+    Ok(vec![drawn])
+}

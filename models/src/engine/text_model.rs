@@ -1,0 +1,78 @@
+//! A model as an engine needs it.
+
+use candle::{Device, Result, Tensor};
+use opara_candle::ops;
+
+use super::error;
+
+/// A model that an [`Engine`](super::Engine) writes texts with. It computes logits; the engine draws tokens.
+///
+/// What it remembers of several texts is in tensors whose first dimension is the text. [`read`](Self::read) and [`step`](Self::step)
+/// are recorded once and replayed for all texts: they write to that memory by operators that write in place.
+pub trait TextModel: Send + Sync + 'static {
+    /// Whether the memory of a prompt's beginning does not depend on the tokens behind it. Then it is copied for other prompts that
+    /// begin alike.
+    const IS_CAUSAL: bool;
+
+    /// Where it computes.
+    fn device(&self) -> &Device;
+
+    /// Tokens of its vocabulary.
+    fn vocab(&self) -> usize;
+
+    /// Tokens of a prompt that are read at once.
+    fn part(&self) -> usize;
+
+    /// Where the first token stands that is written behind a prompt of so many tokens.
+    fn first_position(&self, prompt: usize) -> usize;
+
+    /// Fails for a text that is too long.
+    ///
+    /// # Errors
+    /// A text of these numbers of tokens is longer than the model's room.
+    fn fits(&self, prompt: usize, answer: usize) -> error::Result<()>;
+
+    /// The memory of so many texts, empty.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn memory(&self, texts: usize) -> Result<Vec<Tensor>>;
+
+    /// Reads a part of the prompt of each text: the logits of the tokens behind it, `(texts, vocab)`.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn read(&self, part: &Part, memory: &[Tensor]) -> Result<Tensor>;
+
+    /// Adds a token, `(texts, 1)`, to each text at its position, `(texts)`: the logits of the next tokens, `(texts, vocab)`.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> Result<Tensor>;
+}
+
+/// A part of the prompt of each of several texts, filled up with other tokens. A text that nothing is read of keeps what it has before its
+/// start.
+pub struct Part<'a> {
+    /// `(texts, tokens)`.
+    pub ids: &'a Tensor,
+    /// Where the first token of each stands, `(texts)`.
+    pub starts: &'a Tensor,
+    /// How many tokens are each text's own, `(texts)`.
+    pub counts: &'a Tensor,
+    /// Where the last of these is among the tokens of all, `(texts)`.
+    pub last: &'a Tensor,
+}
+
+impl Part<'_> {
+    /// One for the texts' own tokens, `(texts, tokens)` of u8.
+    ///
+    /// # Errors
+    /// Those of the operators.
+    pub fn own(&self) -> Result<Tensor> {
+        let tokens = self.ids.dim(1)? as u32;
+        ops::custom("own_tokens", &[&ops::unsqueeze(self.counts, 1)?], move |t| {
+            Tensor::arange(0, tokens, t[0].device())?.unsqueeze(0)?.broadcast_lt(t[0])
+        })
+    }
+}
