@@ -10,7 +10,7 @@ mod source;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{ensure, Context, Result};
 use candle::quantized::GgmlDType;
@@ -126,7 +126,7 @@ fn run() -> Result<()> {
     // Prints the first text while it is generated.
     let mut pieces = source.pieces();
     let mut failed: Result<()> = Ok(());
-    let first = Written::by(&mut fast, &requests, |index, token| {
+    let (first, _) = write(&mut fast, &requests, |index, token| {
         let shown = match index {
             0 => pieces(Some(token)).and_then(|piece| Ok(write!(out, "{piece}")?)).and_then(|()| Ok(out.flush()?)),
             _ => Ok(()),
@@ -141,14 +141,13 @@ fn run() -> Result<()> {
     for tenant in 1..=options.iters.clamp(1, GENERATIONS) as u64 {
         // Another tenant's, so that the prompts are read again.
         let requests: Vec<_> = requests.iter().map(|request| Request { tenant, ..request.clone() }).collect();
-        measured.push(Written::by(&mut fast, &requests, |_, _| ())?);
+        let (again, seconds) = write(&mut fast, &requests, |_, _| ())?;
+        ensure!(again == first, "the same seed gave another text");
+        measured.push(seconds);
     }
-    ensure!(measured.iter().all(|again| again.tokens == first.tokens), "the same seed gave another text");
-    let eager = Written::by(&mut engine(None)?, &requests, |_, _| ())?;
+    let (eager, of_eager) = write(&mut engine(None)?, &requests, |_, _| ())?;
     let step = fast.reports().pop().context("there are executors")?;
-    let read = options.batch * request.prompt.len();
-    let speeds = Speeds::of(measured, read);
-    let of_eager = Speeds::of(vec![eager.clone()], read);
+    let (speeds, of_eager) = (Speeds::of(&measured, &requests), Speeds::of(&[of_eager], &requests));
 
     writeln!(
         out,
@@ -169,8 +168,8 @@ fn run() -> Result<()> {
     if options.json {
         let json = serde_json::json!({
             "mode": match step.mode() { Mode::Eager => "eager", _ => "replay" },
-            "tokens": first.tokens,
-            "equal_to_eager": first.tokens == eager.tokens,
+            "tokens": first,
+            "equal_to_eager": first == eager,
             "prefill_tokens_per_s": speeds.read_per_s,
             "decode_tokens_per_s": speeds.written_per_s,
             "us_per_token": speeds.step_us,
@@ -184,33 +183,22 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Texts, and how long they took.
-#[derive(Clone)]
-struct Written {
-    tokens: Vec<Vec<u32>>,
-    /// Until the first token of each was there.
-    reading: Duration,
-    /// From there to the end.
-    writing: Duration,
-}
-
-impl Written {
-    fn by(engine: &mut Engine<Decoder>, requests: &[Request], mut each: impl FnMut(usize, u32)) -> Result<Self> {
-        let (start, mut reading, mut begun) = (Instant::now(), Duration::ZERO, vec![false; requests.len()]);
-        let tokens = engine.generate(requests, |index, token| {
-            if !std::mem::replace(&mut begun[index], true) {
-                reading = start.elapsed();
-            }
-            each(index, token);
-        })?;
-        Ok(Self { tokens, reading, writing: start.elapsed() - reading })
-    }
-
-    /// Of a step, which adds a token to each. The first token came with the prompt.
-    fn step(&self) -> f64 {
-        let steps = self.tokens.iter().map(|text| text.len().saturating_sub(1)).max().unwrap_or(0);
-        self.writing.as_secs_f64() / steps.max(1) as f64
-    }
+/// Texts, with the seconds until the first token of each was there, and then of a step, which adds a token to each.
+fn write(
+    engine: &mut Engine<Decoder>,
+    requests: &[Request],
+    mut each: impl FnMut(usize, u32),
+) -> Result<(Vec<Vec<u32>>, [f64; 2])> {
+    let (start, mut reading, mut begun) = (Instant::now(), 0., vec![false; requests.len()]);
+    let texts = engine.generate(requests, |index, token| {
+        if !std::mem::replace(&mut begun[index], true) {
+            reading = start.elapsed().as_secs_f64();
+        }
+        each(index, token);
+    })?;
+    let steps = texts.iter().map(|text| text.len().saturating_sub(1)).max().unwrap_or(0);
+    let step = (start.elapsed().as_secs_f64() - reading) / steps.max(1) as f64;
+    Ok((texts, [reading, step]))
 }
 
 /// Speed of generation: medians.
@@ -222,18 +210,18 @@ struct Speeds {
 }
 
 impl Speeds {
-    /// Of texts behind prompts that have so many tokens together.
-    fn of(measured: Vec<Written>, read: usize) -> Self {
-        let median = |of: &dyn Fn(&Written) -> f64| {
-            let mut values: Vec<f64> = measured.iter().map(of).collect();
+    /// Of `requests` that took these seconds.
+    fn of(measured: &[[f64; 2]], requests: &[Request]) -> Self {
+        let [reading, step] = [0, 1].map(|at| {
+            let mut values: Vec<f64> = measured.iter().map(|seconds| seconds[at]).collect();
             values.sort_by(f64::total_cmp);
             values[values.len() / 2]
-        };
-        let (reading, step) = (median(&|of| of.reading.as_secs_f64()), median(&Written::step));
+        });
+        let read: usize = requests.iter().map(|request| request.prompt.len()).sum();
         Self {
             first_ms: 1e3 * reading,
             read_per_s: read as f64 / reading,
-            written_per_s: measured[0].tokens.len() as f64 / step,
+            written_per_s: requests.len() as f64 / step,
             step_us: 1e6 * step,
         }
     }

@@ -6,6 +6,7 @@ mod error;
 mod generate;
 mod graphs;
 mod reading;
+mod seat;
 mod sequence;
 mod slots;
 mod text_model;
@@ -23,8 +24,8 @@ pub use opara_candle::ops::Sampling;
 
 use self::graphs::Graphs;
 use self::reading::Reading;
+use self::seat::Seat;
 use self::sequence::Sequence;
-use self::slots::Slot;
 
 /// Writes texts for requests that come and go, each in a slot of one batch.
 ///
@@ -91,48 +92,6 @@ impl Default for Options {
 /// A text of an [`Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(u64);
-
-/// A slot as the host sees it.
-#[derive(Default)]
-struct Seat {
-    sequence: Option<Sequence>,
-    /// Tokens that the slot's memory is of, whole parts of a prompt as they were read.
-    kept: Vec<u32>,
-    /// Whose these tokens are.
-    tenant: u64,
-    /// The [`Sequence::number`] of the latest one.
-    used: u64,
-}
-
-impl Seat {
-    fn is_free(&self) -> bool {
-        self.sequence.is_none()
-    }
-
-    /// The text whose prompt is being read.
-    fn reading(&self) -> Option<&Sequence> {
-        self.sequence.as_ref().filter(|sequence| !sequence.writes())
-    }
-
-    /// How many tokens of a tenant's prompt need not be read. The last one always is, since the first new token follows from it.
-    fn cached(&self, prompt: &[u32], tenant: u64, part: usize) -> usize {
-        if self.tenant != tenant {
-            return 0;
-        }
-        let same = self.kept.iter().zip(&prompt[..prompt.len().saturating_sub(1)]).take_while(|(a, b)| a == b).count();
-        same / part * part
-    }
-
-    fn on_device(&self) -> Slot {
-        let kept = Slot { position: self.kept.len() as u32, ..Slot::default() };
-        self.sequence.as_ref().map_or(kept, Sequence::on_device)
-    }
-
-    /// Takes the token behind a part that was read.
-    fn take(&mut self, token: u32) {
-        self.sequence.take_if(|sequence| sequence.take(token));
-    }
-}
 
 impl<M: TextModel> Engine<M> {
     /// Builds nothing yet: graphs are built at their first use, or by [`build`](Self::build).
@@ -292,7 +251,7 @@ impl<M: TextModel> Engine<M> {
         let (prompts, part) = (graphs.prompts, graphs.model.part());
         let from = (slot / prompts * prompts).min(seats.len() - prompts);
         let rows = &mut seats[from..from + prompts];
-        let parts: Vec<Reading> = rows.iter().map(|seat| reading(seat, graphs)).collect::<Result<_>>()?;
+        let parts: Vec<Reading> = rows.iter().map(|seat| seat.next(graphs)).collect::<Result<_>>()?;
         let tokens = graphs.read(from, &parts)?;
         drop(parts);
         self.has_changed = true;
@@ -351,20 +310,4 @@ impl<M: TextModel> Engine<M> {
             !(returns() || *has_changed)
         })
     }
-}
-
-/// What is read into a slot next.
-fn reading<'a, M: TextModel>(seat: &'a Seat, graphs: &Graphs<M>) -> Result<Reading<'a>> {
-    let Some(sequence) = seat.reading() else { return Ok(Reading::none(seat.on_device())) };
-    let (tokens, is_last) = sequence.part(graphs.model.part());
-    let prompt = sequence.request.prompt.iter().copied();
-    let seen = (is_last && sequence.has_marks()).then(|| graphs.marks(prompt, sequence.barred())).transpose()?;
-    Ok(Reading {
-        tokens,
-        start: sequence.read,
-        position: sequence.first - 1,
-        sampling: sequence.request.sampling,
-        bars: is_last && sequence.bars_ends(),
-        seen,
-    })
 }

@@ -138,7 +138,11 @@ fn generated_tokens_match_transformers() -> Result<()> {
             assert_eq!(replayed.generate(&requests, |_, _| ()).expect("outputs"), outputs, "{name}, replayed");
         }
         for report in replayed.reports() {
-            assert_eq!((report.mode(), report.is_verified(), &report.reason()), (Mode::Threads, true, &None), "{report}");
+            assert_eq!(
+                (report.mode(), report.is_verified(), &report.reason()),
+                (Mode::Threads, true, &None),
+                "{report}"
+            );
         }
     }
     Ok(())

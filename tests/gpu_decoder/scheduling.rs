@@ -88,27 +88,7 @@ fn with_heads(config: &Config, head_dim: usize) -> Config {
 
 /// The tokens of a request that has the engine for itself.
 fn alone(engine: &mut Engine<Decoder>, request: &Request) -> Result<Vec<u32>> {
-    let (told, text) = mpsc::channel();
-    engine.add(request.clone(), Box::new(Sent(told, usize::MAX)))?;
-    while engine.live() > 0 {
-        engine.step(|| false)?;
-    }
-    Ok(text.into_iter().collect())
-}
-
-/// Hears why a text failed.
-struct Failed(mpsc::Sender<String>);
-
-impl Listener for Failed {
-    fn token(&mut self, token: u32) -> bool {
-        panic!("a text of no numbers has token {token}")
-    }
-
-    fn end(&mut self, end: End) {
-        if let End::Failed(why) = end {
-            let _ = self.0.send(why);
-        }
-    }
+    Ok(engine.generate(std::slice::from_ref(request), |_, _| ())?.swap_remove(0))
 }
 
 /// A token has no number for its embedding, so what a text with it leaves in its slot is NaN.
@@ -136,25 +116,17 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() -> Result<()> {
         let token = (0..config.vocab as u32).find(is_free).expect("a token that no text reads or writes");
         let model = Arc::new(spoiled::model(&config, 400, &[token], dtype, &device));
         let strange = Request { prompt: vec![token; 200], most: 40, ..Request::default() };
-        let (mut replayed, mut eager) = (engine(&model, 2, true)?, engine(&model, 2, false)?);
-        for (text, expected) in texts.iter().zip(&expected) {
-            for engine in [&mut replayed, &mut eager] {
-                for _ in 0..2 {
-                    let (told, failed) = mpsc::channel();
-                    engine.add(strange.clone(), Box::new(Failed(told)))?;
-                    while engine.live() > 0 {
-                        engine.step(|| false)?;
-                    }
-                    assert!(failed.recv()?.contains("not finite"), "{of}");
-                    assert_eq!(alone(engine, text)?, *expected, "{of}");
+        for (slots, texts, expected) in [(2, &texts[..], &expected[..]), (1, &[text][..], &[of_one][..])] {
+            for is_replayed in [true, false] {
+                let mut engine = engine(&model, slots, is_replayed)?;
+                // Both slots are used in turns.
+                for (text, expected) in texts.iter().zip(expected).flat_map(|text| [text; 2]) {
+                    let failed =
+                        engine.generate(std::slice::from_ref(&strange), |_, token| panic!("token {token} of NaN"));
+                    assert!(matches!(failed, Err(TextError::NotFinite)), "{of}, {slots} slots: {failed:?}");
+                    assert_eq!(alone(&mut engine, text)?, *expected, "{of}, {slots} slots");
                 }
             }
-        }
-        for is_replayed in [false, true] {
-            let mut engine = engine(&model, 1, is_replayed)?;
-            let failed = engine.generate(std::slice::from_ref(&strange), |_, _| ());
-            assert!(matches!(failed, Err(TextError::NotFinite)), "{of}, one slot: {failed:?}");
-            assert_eq!(alone(&mut engine, &text)?, of_one, "{of}, one slot");
         }
     }
     Ok(())
