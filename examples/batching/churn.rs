@@ -85,7 +85,7 @@ impl Churn {
             if is_over && engine.live() == 0 {
                 break;
             }
-            engine.step(|| rng.u32(0..8) == 0)?;
+            engine.step(|_| rng.u32(0..8) == 0)?;
             if of(&tally.tokens) * 10 >= tokens && level.is_none() {
                 level = Some(used(device)?);
             }

@@ -53,7 +53,7 @@ use self::sequence::Sequence;
 /// let (sender, tokens) = mpsc::channel();
 /// engine.add(Request { prompt: vec![5, 6, 7], most: 10, ..Request::default() }, Box::new(Sent(sender)))?;
 /// while engine.live() > 0 {
-///     engine.step(|| false)?;
+///     engine.step(|_| false)?;
 /// }
 /// assert_eq!(tokens.iter().count(), 10);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -182,18 +182,18 @@ impl<M: TextModel> Engine<M> {
         let free = self.seats.iter().enumerate().filter(|(slot, seat)| fits(*slot, seat));
         let (slot, _) = free.min_by_key(|(_, seat)| seat.used).ok_or(TextError::NoSlot { slots: self.seats.len() })?;
         if cached > 0 {
-            self.graphs.copy(from, slot)?;
+            self.graphs.slots.copy(from, slot)?;
         }
         Ok((slot, cached))
     }
 
     /// Reads a part of one prompt, or of [several](Options::prompts), if there are any to read, and adds tokens to all other texts: one
-    /// each while prompts are read, else as many as the first one to end needs, or fewer if `returns` says so, which is asked after each
-    /// token: a request waits for a slot that is free, or a text is to be cancelled.
+    /// each while prompts are read, else as many as the first one to end needs. It ends before that if `returns` says so, for a request
+    /// that waits or for a text to cancel: after each token it is told how many slots are free.
     ///
     /// # Errors
     /// Those of the device and of the executors: then all texts have failed, and others may be added.
-    pub fn step(&mut self, returns: impl FnMut() -> bool) -> Result<()> {
+    pub fn step(&mut self, returns: impl FnMut(usize) -> bool) -> Result<()> {
         let result = self.read_and_write(returns);
         if let Err(error) = &result {
             self.fail(&error.to_string());
@@ -212,7 +212,7 @@ impl<M: TextModel> Engine<M> {
         }
     }
 
-    fn read_and_write(&mut self, returns: impl FnMut() -> bool) -> Result<()> {
+    fn read_and_write(&mut self, returns: impl FnMut(usize) -> bool) -> Result<()> {
         self.dismiss();
         self.close_up()?;
         self.read()?;
@@ -234,7 +234,7 @@ impl<M: TextModel> Engine<M> {
             let Some(free) = free.filter(|_| self.graphs.bucket(self.live()) < self.graphs.bucket(last + 1)) else {
                 break;
             };
-            self.graphs.copy(last, free)?;
+            self.graphs.slots.copy(last, free)?;
             self.seats.swap(last, free);
             // The slot behind has what it had.
             (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
@@ -271,7 +271,7 @@ impl<M: TextModel> Engine<M> {
                 let token = tokens[row];
                 if sequence.has_marks() && token != NO_TOKEN {
                     let seen = sequence.request.prompt.iter().copied().chain([token]);
-                    graphs.set_seen(from + row, &graphs.marks(seen, sequence.barred())?)?;
+                    graphs.slots.set_seen(from + row, &graphs.marks(seen, sequence.barred())?)?;
                 }
                 seat.take(token);
             }
@@ -280,7 +280,7 @@ impl<M: TextModel> Engine<M> {
     }
 
     /// Adds tokens to the texts whose prompts were read.
-    fn write(&mut self, mut returns: impl FnMut() -> bool) -> Result<()> {
+    fn write(&mut self, mut returns: impl FnMut(usize) -> bool) -> Result<()> {
         let (mut writing, mut left, mut reads, mut has_marks) = (Vec::new(), usize::MAX, false, false);
         for (slot, seat) in self.seats.iter().enumerate() {
             match &seat.sequence {
@@ -296,9 +296,10 @@ impl<M: TextModel> Engine<M> {
         let Some(last) = writing.last() else { return Ok(()) };
         let bucket = self.graphs.bucket(last + 1);
         if self.has_changed {
-            self.graphs.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
+            self.graphs.slots.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
             self.has_changed = false;
         }
+        let free = self.free();
         let Self { graphs, seats, has_changed, .. } = self;
         graphs.write(bucket, has_marks, if reads { 1 } else { left }, |tokens| {
             for &slot in &writing {
@@ -307,7 +308,7 @@ impl<M: TextModel> Engine<M> {
                 *has_changed |= sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some();
                 *has_changed |= barred && sequence.as_ref().is_some_and(|sequence| !sequence.bars_ends());
             }
-            !(returns() || *has_changed)
+            !(returns(free) || *has_changed)
         })
     }
 }

@@ -65,13 +65,13 @@ fn each_sequence_writes_what_it_writes_alone() -> Result<()> {
                 texts.push((request, wanted, text));
                 waiting -= 1;
             }
-            engine.step(|| rng.u32(0..4) == 0)?;
+            engine.step(|_| rng.u32(0..4) == 0)?;
         }
         for (request, wanted, text) in texts {
             let (told, expected) = mpsc::channel();
             alone.add(request.clone(), Box::new(Sent(told, wanted)))?;
             while alone.live() > 0 {
-                alone.step(|| false)?;
+                alone.step(|_| false)?;
             }
             let (text, expected): (Vec<u32>, Vec<u32>) = (text.into_iter().collect(), expected.into_iter().collect());
             assert_eq!(text, expected, "{name}: {request:?}");

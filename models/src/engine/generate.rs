@@ -7,25 +7,20 @@ use super::sequence::{End, Listener, Request};
 use super::text_model::TextModel;
 use super::Engine;
 
-enum Event {
-    Token(u32),
-    End(End),
-}
-
-/// Sends what comes, with the index of its request.
+/// Sends tokens and the end with the index of their request.
 struct Sent {
-    events: mpsc::Sender<(usize, Event)>,
+    events: mpsc::Sender<(usize, Result<u32, End>)>,
     index: usize,
 }
 
 impl Listener for Sent {
     fn token(&mut self, token: u32) -> bool {
-        self.events.send((self.index, Event::Token(token))).is_ok()
+        self.events.send((self.index, Ok(token))).is_ok()
     }
 
     fn end(&mut self, end: End) {
         // Nobody hears it if another text was refused.
-        let _ = self.events.send((self.index, Event::End(end)));
+        let _ = self.events.send((self.index, Err(end)));
     }
 }
 
@@ -52,17 +47,17 @@ impl<M: TextModel> Engine<M> {
     /// failed, when the others have ended.
     pub fn generate(&mut self, requests: &[Request], mut each: impl FnMut(usize, u32)) -> Result<Vec<Vec<u32>>> {
         requests.iter().try_for_each(|request| request.check(&**self.model()))?;
-        let (sender, events) = mpsc::channel::<(usize, Event)>();
+        let (sender, events) = mpsc::channel::<(usize, Result<u32, End>)>();
         let mut texts: Vec<Vec<u32>> = vec![Vec::new(); requests.len()];
         let (mut waiting, mut open, mut has_failed) = (requests.iter().enumerate(), requests.len(), false);
         let mut take = |open: &mut usize| {
             for (index, event) in events.try_iter() {
                 match event {
-                    Event::Token(token) => {
+                    Ok(token) => {
                         texts[index].push(token);
                         each(index, token);
                     }
-                    Event::End(end) => {
+                    Err(end) => {
                         has_failed |= matches!(end, End::Failed(_));
                         *open -= 1;
                     }
@@ -73,7 +68,7 @@ impl<M: TextModel> Engine<M> {
             for (index, request) in waiting.by_ref().take(self.free()) {
                 self.add(request.clone(), Box::new(Sent { events: sender.clone(), index }))?;
             }
-            self.step(|| {
+            self.step(|_| {
                 take(&mut open);
                 false
             })?;

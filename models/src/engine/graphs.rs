@@ -8,7 +8,7 @@ use opara_candle::{Builder, Report, StepExecutor};
 
 use super::error::Result;
 use super::reading::{inputs, read, Reading};
-use super::slots::{step, Slot, Slots};
+use super::slots::{step, Slots};
 use super::text_model::TextModel;
 
 /// Steps that a GPU is given before the host waits for the first one's tokens.
@@ -17,7 +17,7 @@ const AHEAD: usize = 4;
 /// Slots on the device, and how their texts read and write. Graphs are built at their first use.
 pub(super) struct Graphs<M> {
     pub model: Arc<M>,
-    slots: Slots,
+    pub slots: Slots,
     /// Sizes of a batch: powers of two from two on, and the number of slots. One row of 16 bits has kernels of its own, with which a
     /// text could write something else when its last neighbour leaves.
     buckets: Vec<usize>,
@@ -43,13 +43,9 @@ impl<M: TextModel> Graphs<M> {
         Ok(Self { model, slots: state, buckets, prompts, builder, read: None, steps, unseen })
     }
 
-    pub fn slots(&self) -> usize {
-        self.buckets.last().copied().unwrap_or(1)
-    }
-
     /// The size of the smallest batch that has so many slots.
     pub fn bucket(&self, slots: usize) -> usize {
-        self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(self.slots())
+        self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(slots)
     }
 
     /// Builds all graphs.
@@ -95,22 +91,9 @@ impl<M: TextModel> Graphs<M> {
         Ok(())
     }
 
-    /// Copies the host's view of all slots to the device.
-    pub fn upload(&self, slots: &[Slot]) -> Result<()> {
-        Ok(self.slots.upload(slots)?)
-    }
-
     /// Marks the tokens of a text so far, and those to bar: `(1, vocab)` of u8.
     pub fn marks(&self, seen: impl IntoIterator<Item = u32>, barred: &[u32]) -> Result<Tensor> {
         Ok(marks(&*self.model, seen, barred)?)
-    }
-
-    pub fn set_seen(&self, slot: usize, seen: &Tensor) -> Result<()> {
-        Ok(self.slots.set_seen(slot, seen)?)
-    }
-
-    pub fn copy(&self, from: usize, to: usize) -> Result<()> {
-        Ok(self.slots.copy(from, to)?)
     }
 
     /// Reads into the slots from one on; gives the tokens behind, which need not be there yet.

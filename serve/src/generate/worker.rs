@@ -15,8 +15,8 @@ pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) 
     while let Some(joining) = shared.take(engine.free(), engine.live() == 0) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             joining.into_iter().try_for_each(|waiting| add(engine, waiting))?;
-            let (before, has_room) = (engine.live(), engine.free() > 0);
-            let result = engine.step(|| has_room && shared.is_awaited());
+            let before = engine.live();
+            let result = engine.step(|free| free > 0 && shared.is_awaited());
             ends.note(before - engine.live(), shared);
             result
         }));
