@@ -212,10 +212,12 @@ impl<M: TextModel> Engine<M> {
         }
     }
 
-    fn read_and_write(&mut self, returns: impl FnMut(usize) -> bool) -> Result<()> {
+    fn read_and_write(&mut self, mut returns: impl FnMut(usize) -> bool) -> Result<()> {
         self.dismiss();
         self.close_up()?;
         self.read()?;
+        // Told of first tokens, and not obeyed: texts that write shall not wait until all prompts are read.
+        returns(self.free());
         self.write(returns)
     }
 

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use candle::{DType, Tensor};
-use opara_candle::ops::{Sampling, BARRED};
+use opara_candle::ops::{self, Sampling, BARRED};
 use opara_candle::{Builder, Report, StepExecutor};
 
 use super::error::Result;
-use super::reading::{inputs, read, Reading};
+use super::reading::{inputs, numbers, read, Reading};
 use super::slots::{step, Slots};
 use super::text_model::TextModel;
 
@@ -25,7 +25,8 @@ pub(super) struct Graphs<M> {
     pub prompts: usize,
     /// Without it nothing is built.
     builder: Option<Builder>,
-    /// The state is the memory of as many slots.
+    /// Where a part of each starts, `(prompts)` of u32.
+    starts: Tensor,
     read: Option<StepExecutor<Vec<Tensor>>>,
     /// For each bucket one that marks no tokens, and one that does.
     steps: Vec<[Option<StepExecutor<Slots>>; 2]>,
@@ -38,9 +39,10 @@ impl<M: TextModel> Graphs<M> {
         let buckets: Vec<usize> =
             std::iter::successors(Some(2), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
         let unseen = Tensor::zeros((prompts, model.vocab()), DType::U8, model.device())?;
+        let starts = Tensor::zeros(prompts, DType::U32, model.device())?;
         let state = Slots::new(&*model, slots)?;
         let steps = buckets.iter().map(|_| [None, None]).collect();
-        Ok(Self { model, slots: state, buckets, prompts, builder, read: None, steps, unseen })
+        Ok(Self { model, slots: state, buckets, prompts, builder, starts, read: None, steps, unseen })
     }
 
     /// The size of the smallest batch that has so many slots.
@@ -68,17 +70,17 @@ impl<M: TextModel> Graphs<M> {
         let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
         let tokens: Vec<u32> = (1..=part as u32 * 3 / 4).map(|token| token % model.vocab() as u32).collect();
         let seen = marks(&**model, tokens.iter().copied(), &[])?;
-        let example = |tokens, start, sampling, seen: Option<&Tensor>| {
+        let example = |tokens, sampling, seen: Option<&Tensor>| {
             let seen = seen.cloned();
-            let one = || Reading { tokens, start, position: start, sampling, bars: false, seen: seen.clone() };
+            let one = || Reading { tokens, start: 0, position: 0, sampling, bars: false, seen: seen.clone() };
             inputs(&std::iter::repeat_with(one).take(prompts).collect::<Vec<_>>(), part, &self.unseen, device)
         };
-        let first = example(&[0], 0, Sampling::default(), None)?;
+        let first = example(&[0], Sampling::default(), None)?;
         // Of other values, so that the host code is seen not to depend on any.
-        let further = example(&tokens, model.first_position(1), drawn, Some(&seen))?;
+        let further = example(&tokens, drawn, Some(&seen))?;
         let of = model.clone();
-        let reads = move |inputs: &[Tensor], memory: &Vec<Tensor>| read(&*of, inputs, memory);
-        self.read = Some(builder.example(&further).build_step(reads, &first, &self.slots.memory(0, prompts)?)?);
+        let reads = move |inputs: &[Tensor], state: &Vec<Tensor>| read(&*of, inputs, state);
+        self.read = Some(builder.example(&further).build_step(reads, &first, &self.reading(0)?)?);
         Ok(())
     }
 
@@ -100,12 +102,18 @@ impl<M: TextModel> Graphs<M> {
     pub fn read(&mut self, from: usize, parts: &[Reading]) -> Result<Tensor> {
         self.build_read()?;
         let inputs = inputs(parts, self.model.part(), &self.unseen, self.model.device())?;
-        let mut memory = self.slots.memory(from, self.prompts)?;
+        ops::assign(&self.starts, &numbers(parts, |part| part.start, self.model.device())?)?;
+        let mut state = self.reading(from)?;
         let mut given = match &self.read {
-            None => read(&*self.model, &inputs, &memory)?,
-            Some(executor) => executor.step(&inputs, &mut memory)?,
+            None => read(&*self.model, &inputs, &state)?,
+            Some(executor) => executor.step(&inputs, &mut state)?,
         };
         Ok(given.swap_remove(0))
+    }
+
+    /// The state of [`read`] for the slots from one on.
+    fn reading(&self, from: usize) -> Result<Vec<Tensor>> {
+        Ok([vec![self.starts.clone()], self.slots.memory(from, self.prompts)?].concat())
     }
 
     /// Steps the slots of a bucket, at most so many times. `each` gets a step's tokens, one a slot, and says whether more steps are

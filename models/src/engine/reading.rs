@@ -30,7 +30,6 @@ impl Reading<'_> {
 
 /// The inputs of [`read`], of parts of so many tokens. `unseen`, a row for each, is for those that mark no tokens.
 pub(super) fn inputs(of: &[Reading], part: usize, unseen: &Tensor, device: &Device) -> Result<Vec<Tensor>> {
-    let numbers = |number: &dyn Fn(&Reading) -> usize| Tensor::from_iter(of.iter().map(|of| number(of) as u32), device);
     let filled = |of: &Reading| of.tokens.iter().copied().chain(std::iter::repeat(0)).take(part).collect::<Vec<_>>();
     let last = of.iter().enumerate().map(|(row, of)| (row * part + of.tokens.len().saturating_sub(1)) as u32);
     let (sampling, bars): (Vec<_>, Vec<_>) = of.iter().map(|of| (of.sampling, of.bars)).unzip();
@@ -41,19 +40,24 @@ pub(super) fn inputs(of: &[Reading], part: usize, unseen: &Tensor, device: &Devi
     };
     Ok(vec![
         Tensor::from_iter(of.iter().flat_map(filled), device)?.reshape((of.len(), part))?,
-        numbers(&|of| of.start)?,
-        numbers(&|of| of.tokens.len())?,
+        numbers(of, |of| of.tokens.len(), device)?,
         Tensor::from_iter(last, device)?,
-        numbers(&|of| of.position)?,
+        numbers(of, |of| of.position, device)?,
         Sampler::barring(&sampling, &bars, device)?.parameters().clone(),
         seen,
     ])
 }
 
+/// A number of each, `(slots)`.
+pub(super) fn numbers(of: &[Reading], number: impl Fn(&Reading) -> usize, device: &Device) -> Result<Tensor> {
+    Tensor::from_iter(of.iter().map(|of| number(of) as u32), device)
+}
+
 /// Reads a part of a prompt into the memory of each of some slots, and draws the token behind it, as a step would. No other slot is
-/// touched.
-pub(super) fn read(model: &impl TextModel, inputs: &[Tensor], memory: &[Tensor]) -> Result<Vec<Tensor>> {
-    let [ids, starts, counts, last, positions, sampler, seen] = [0, 1, 2, 3, 4, 5, 6].map(|at| &inputs[at]);
-    let logits = model.read(&Part { ids, starts, counts, last }, memory)?;
+/// touched. The state is where the parts start, and the memory. All layers read the former, so it stays where it is: a replay would
+/// change the launches of each layer for another address.
+pub(super) fn read(model: &impl TextModel, inputs: &[Tensor], state: &[Tensor]) -> Result<Vec<Tensor>> {
+    let [ids, counts, last, positions, sampler, seen] = [0, 1, 2, 3, 4, 5].map(|at| &inputs[at]);
+    let logits = model.read(&Part { ids, starts: &state[0], counts, last }, &state[1..])?;
     Ok(vec![ops::sample(&logits, &Sampler::of(sampler.clone())?, positions, Some(seen))?])
 }

@@ -80,8 +80,7 @@ impl TextModel for Texts {
         let (dtype, device) = (embeddings.dtype(), embeddings.device());
         let encoded = Tensor::zeros((texts, blocks.len() * each, self.input, config.d_kv), dtype, device)?;
         let mask = Tensor::zeros((texts, self.input), dtype, device)?;
-        // The executor is built with the second position, too.
-        Ok([vec![encoded, mask], self.model.caches(texts, self.output.max(2))?].concat())
+        Ok([vec![encoded, mask], self.model.caches(texts, self.output.max(1))?].concat())
     }
 
     fn read(&self, part: &Part, memory: &[Tensor]) -> Result<Tensor> {
