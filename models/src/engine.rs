@@ -257,7 +257,9 @@ impl<M: TextModel> Engine<M> {
         let tokens = graphs.read(from, &parts)?;
         drop(parts);
         self.has_changed = true;
-        let mut drawn = None;
+        // Parts before the last ones are not waited for.
+        let is_last = |seat: &Seat| seat.reading().is_some_and(|sequence| sequence.part(part).1);
+        let tokens: Vec<u32> = if rows.iter().any(is_last) { tokens.to_vec1()? } else { Vec::new() };
         for (row, seat) in rows.iter_mut().enumerate() {
             let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
             let (read, is_last) = sequence.part(part);
@@ -266,16 +268,12 @@ impl<M: TextModel> Engine<M> {
             }
             sequence.read += read.len();
             if is_last {
-                let tokens: &Vec<u32> = match &mut drawn {
-                    Some(tokens) => tokens,
-                    none => none.insert(tokens.to_vec1()?),
-                };
                 let token = tokens[row];
                 if sequence.has_marks() && token != NO_TOKEN {
                     let seen = sequence.request.prompt.iter().copied().chain([token]);
                     graphs.slots.set_seen(from + row, &graphs.marks(seen, sequence.barred())?)?;
                 }
-                seat.take(token);
+                seat.sequence.take_if(|sequence| sequence.take(token));
             }
         }
         Ok(())

@@ -69,7 +69,7 @@ impl<M: TextModel> Graphs<M> {
         let (part, device) = (model.part(), model.device());
         let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
         let tokens: Vec<u32> = (1..=part as u32 * 3 / 4).map(|token| token % model.vocab() as u32).collect();
-        let seen = marks(&**model, tokens.iter().copied(), &[])?;
+        let seen = self.marks(tokens.iter().copied(), &[])?;
         let example = |tokens, sampling, seen: Option<&Tensor>| {
             let seen = seen.cloned();
             let one = || Reading { tokens, start: 0, position: 0, sampling, bars: false, seen: seen.clone() };
@@ -93,9 +93,18 @@ impl<M: TextModel> Graphs<M> {
         Ok(())
     }
 
-    /// Marks the tokens of a text so far, and those to bar: `(1, vocab)` of u8.
+    /// Marks the tokens of a text so far, and those to bar: `(1, vocab)` of u8. A token that the vocabulary does not have cannot be drawn.
     pub fn marks(&self, seen: impl IntoIterator<Item = u32>, barred: &[u32]) -> Result<Tensor> {
-        Ok(marks(&*self.model, seen, barred)?)
+        let mut marks = vec![0u8; self.model.vocab()];
+        for token in seen {
+            marks[token as usize] = 1;
+        }
+        for token in barred {
+            if let Some(mark) = marks.get_mut(*token as usize) {
+                *mark |= BARRED;
+            }
+        }
+        Ok(Tensor::from_vec(marks, (1, self.model.vocab()), self.model.device())?)
     }
 
     /// Reads into the slots from one on; gives the tokens behind, which need not be there yet.
@@ -147,18 +156,4 @@ impl<M: TextModel> Graphs<M> {
         }
         Ok(())
     }
-}
-
-/// Marks tokens as seen, and as barred: `(1, vocab)` of u8. A token that the vocabulary does not have cannot be drawn.
-fn marks(model: &impl TextModel, seen: impl IntoIterator<Item = u32>, barred: &[u32]) -> candle::Result<Tensor> {
-    let mut marks = vec![0u8; model.vocab()];
-    for token in seen {
-        marks[token as usize] = 1;
-    }
-    for token in barred {
-        if let Some(mark) = marks.get_mut(*token as usize) {
-            *mark |= BARRED;
-        }
-    }
-    Tensor::from_vec(marks, (1, model.vocab()), model.device())
 }

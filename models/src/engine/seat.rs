@@ -58,9 +58,4 @@ impl Seat {
             seen,
         })
     }
-
-    /// Takes the token behind a part that was read.
-    pub fn take(&mut self, token: u32) {
-        self.sequence.take_if(|sequence| sequence.take(token));
-    }
 }
