@@ -362,7 +362,7 @@ impl fmt::Display for Report {
             row("accurate()", matched)?;
         }
         if self.rewriting_cached {
-            row("rewriting", "as an earlier build decided, from disk; what is rewritten was compared again".into())?;
+            row("rewriting", "as an earlier build decided, from disk; the pass was compared again".into())?;
         }
         row(
             "dependencies",

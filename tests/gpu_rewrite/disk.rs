@@ -98,7 +98,7 @@ fn what_came_of_rewriting_is_kept_on_disk() -> anyhow::Result<()> {
     for run in
         other["runs"].as_array_mut().context("a list of runs")?.iter_mut().filter(|run| !run["standing"].is_null())
     {
-        run["standing"]["fits"][0][1] = 4711.into();
+        run["standing"][0]["fits"][0][1] = 4711.into();
     }
     for text in [other.to_string(), "{}".into(), text[..text.len() / 2].into()] {
         fs::write(file(folder.path())?, text)?;

@@ -142,7 +142,7 @@ impl Step {
             // Two steps, if there is room: the second one reads what the first one has appended.
             for at in length..capacity.min(length + 2) {
                 let (given, expected) = (step.step(&token)?, texts.add(&mut text, &token, at)?);
-                let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart())?;
+                let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart)?;
                 verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
             }
         }

@@ -20,14 +20,8 @@ pub(crate) fn evaluate(
 ) -> Result<Vec<Tensor>> {
     let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
     let live = graph.live();
-    let live = || (0..graph.nodes.len()).filter(|&at| live[at]);
-    let mut last_readers: HashMap<Value, usize> = HashMap::new();
-    for at in live() {
-        last_readers.extend(graph.nodes[at].operands.iter().map(|operand| (operand.value, at)));
-    }
-    // An output is read behind all nodes.
-    last_readers.extend(graph.outputs.iter().map(|output| (output.value, graph.nodes.len())));
-    for at in live() {
+    let last_readers = last_readers(graph);
+    for at in (0..graph.nodes.len()).filter(|&at| live[at]) {
         evaluation.tensor(Value::Node(at))?;
         // What nobody reads any more goes.
         for operand in &graph.nodes[at].operands {
@@ -39,20 +33,13 @@ pub(crate) fn evaluate(
     graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
 }
 
-/// A graph's outputs for these inputs, given the values of some nodes.
-///
-/// # Errors
-/// As for [`evaluate`].
-pub(super) fn evaluate_downstream(
-    known: &[(usize, Tensor)],
-    graph: &Graph,
-    inputs: &[Tensor],
-    arithmetic: Arithmetic,
-    numbers: Numbers,
-) -> Result<Vec<Tensor>> {
-    let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
-    for (at, value) in known {
-        evaluation.assume(Value::Node(*at), value.to_dtype(arithmetic.dtype(graph.nodes[*at].element))?);
+/// The last node that reads each value. An output is read behind all nodes.
+pub(super) fn last_readers(graph: &Graph) -> HashMap<Value, usize> {
+    let live = graph.live();
+    let mut last_readers: HashMap<Value, usize> = HashMap::new();
+    for at in (0..graph.nodes.len()).filter(|&at| live[at]) {
+        last_readers.extend(graph.nodes[at].operands.iter().map(|operand| (operand.value, at)));
     }
-    graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
+    last_readers.extend(graph.outputs.iter().map(|output| (output.value, graph.nodes.len())));
+    last_readers
 }

@@ -5,11 +5,11 @@ use candle::{DType, Result, Tensor};
 use opara_plan::rewrite::{Changes, Compute, Convolution, Graph, Node, Step};
 
 use super::accuracy::compare;
-use super::alone::settled;
 use super::evaluate::{Arithmetic, Numbers};
 use super::evaluation::Evaluation;
 use super::operators::{compute, folded};
 use super::set::{waves, Set};
+use super::settling::Settling;
 
 /// Windows that a convolution is judged on, and their means, in units of what they differ by. A weight's errors add up over a mean as its
 /// elements do not where these cancel each other.
@@ -20,7 +20,7 @@ const MEANS: [f64; 3] = [0., 1., 8.];
 pub(super) fn settled_folds(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<(Changes, Vec<String>)> {
     let Some(set) = sets.first() else { return Ok(Default::default()) };
     let constant = graph.constant();
-    settled(graph, without, |changed, at| {
+    let mut said_against = |changed: &Graph, at: usize| {
         let node = &changed.nodes[at];
         let Compute::FusedConvolution(convolution) = &node.compute else { return Ok(None) };
         let is_scaled = convolution.steps.iter().any(|step| matches!(step, Step::Mul | Step::Div));
@@ -30,13 +30,17 @@ pub(super) fn settled_folds(graph: &Graph, without: &[&str], sets: &[Set]) -> Re
         if !is_judged {
             return Ok(None);
         }
-        let of = &mut Evaluation::new(changed, &set.inputs, Arithmetic::Typed, Numbers::All, compute);
-        said_against(of, node, convolution)
-    })
+        let of = &mut Evaluation::new(changed, set.inputs(), Arithmetic::Typed, Numbers::All, compute);
+        said_against_fold(of, node, convolution)
+    };
+    let mut settling = Settling::new(graph, without, Changes::default());
+    let failed = settling.climb(&mut said_against)?;
+    settling.leave_out(failed, &mut said_against)?;
+    Ok((settling.changes.clone(), settling.notes()))
 }
 
 /// Holds a convolution with its steps against double precision, window by window.
-fn said_against(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Option<String>> {
+fn said_against_fold(of: &mut Evaluation, node: &Node, convolution: &Convolution) -> Result<Option<String>> {
     let [x, weight, vectors @ ..] = &node.operands[..] else { return Ok(None) };
     let [_, channels, _, _] = x.dims[..] else { return Ok(None) };
     let [rows, columns] = convolution.window.kernel.map(|n| n as usize);

@@ -13,9 +13,11 @@ pub(crate) mod evaluate;
 mod evaluation;
 mod folds;
 mod indexed;
+mod judgement;
 mod norms;
 mod operators;
 pub(crate) mod set;
+mod settling;
 mod strided;
 #[cfg(test)]
 mod tests;

@@ -1,85 +1,30 @@
 //! The operands and results of a run, and the same results in double precision.
 
-use std::cell::OnceCell;
-
 use candle::{DType, Device, Result, Tensor};
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
-use opara_plan::rewrite::{last_of_many, Graph, Input, Item, Output, Value};
+use opara_plan::rewrite::{Graph, Input, Item};
 
 use super::accuracy::{compare, has_no_finite};
-use super::evaluate::{evaluate, evaluate_downstream, Arithmetic, Numbers};
+use super::evaluate::{evaluate, Arithmetic, Numbers};
 
 /// The operands and results of a run.
 pub(crate) struct Set {
-    pub(super) inputs: Vec<Tensor>,
-    /// Of a set that is judged by the first item of a batch, what that item has of them.
-    pub(super) outputs: Vec<Tensor>,
-    /// The same outputs in double precision.
-    pub(super) references: Vec<Tensor>,
+    /// On the operands of a recorded pass, and on others that the caller has. Errors on all of them count together.
+    pub(super) runs: Vec<Run>,
     /// Whether only the finite numbers count: candle gave no others.
     pub(super) numbers: Numbers,
-    /// candle's outputs, if `outputs` were computed anew.
+    /// candle's outputs, if those of the run were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// Larger intermediate values, if an output has few elements: these may be close to double precision by chance.
-    pub(super) intermediates: Option<Intermediates>,
-    /// The same run on other operands that the caller has.
-    others: Vec<Set>,
-    /// The same run on operands nearby, if it gives few numbers.
-    pub(super) nearby: OnceCell<Vec<Set>>,
 }
 
-/// The last values of a run that have enough elements for error statistics.
-pub(super) struct Intermediates {
-    /// The nodes whose values they are.
-    pub nodes: Vec<usize>,
-    /// Computed by candle's operators.
+/// A run on some operands.
+pub(super) struct Run {
+    pub inputs: Vec<Tensor>,
+    /// candle's outputs. Of a set that is judged by the first item of a batch, the part of that item.
     pub candle: Vec<Tensor>,
     /// The same in double precision.
-    pub references: Vec<Tensor>,
-    /// The nodes downstream of them, computed from these values and from perturbed ones.
-    downstream: OnceCell<Vec<DownstreamRun>>,
-}
-
-/// The nodes downstream of some values, computed from them.
-pub(super) struct DownstreamRun {
-    /// The nodes, and their values.
-    pub known: Vec<(usize, Tensor)>,
-    /// The outputs in double precision, and candle's.
-    pub references: Vec<Tensor>,
-    pub candle: Vec<Tensor>,
-}
-
-impl Intermediates {
-    /// Computes the nodes downstream of the values, from as many perturbed copies as give enough outputs.
-    ///
-    /// # Errors
-    /// A graph that cannot be computed.
-    pub fn downstream_runs(&self, graph: &Graph, set: &Set) -> Result<&[DownstreamRun]> {
-        if let Some(runs) = self.downstream.get() {
-            return Ok(runs);
-        }
-        let varying = self.candle.iter().map(Tensor::elem_count).sum();
-        let run = |number: usize| self.downstream_run(graph, set, number);
-        let runs = (0..runs_for(fewest_of(&set.outputs), ENOUGH, varying)).map(run).collect::<Result<_>>()?;
-        Ok(self.downstream.get_or_init(|| runs))
-    }
-
-    fn downstream_run(&self, graph: &Graph, set: &Set, number: usize) -> Result<DownstreamRun> {
-        let values = self.candle.iter().map(|value| nearby(value, number)).collect::<Result<Vec<_>>>()?;
-        let known: Vec<_> = self.nodes.iter().copied().zip(values).collect();
-        let of = |arithmetic| evaluate_downstream(&known, graph, &set.inputs, arithmetic, set.numbers);
-        let (references, candle) = (of(Arithmetic::In(DType::F64))?, of(Arithmetic::Typed)?);
-        Ok(DownstreamRun { known, references, candle })
-    }
-}
-
-/// The intermediate nodes at which a run with a small output is judged; none if all outputs are large enough for statistics.
-pub(crate) fn intermediate_nodes(graph: &Graph) -> Vec<usize> {
-    match fewest(graph.outputs.iter().map(|output| graph.len(output.value) as usize)) < ENOUGH {
-        true => last_of_many(graph, ENOUGH as u64),
-        false => Vec::new(),
-    }
+    references: Vec<Tensor>,
 }
 
 impl Set {
@@ -89,58 +34,16 @@ impl Set {
     /// # Errors
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
-        Self::knowing(graph, inputs, outputs, &HashMap::new())
-    }
-
-    /// The same, if the values that some nodes had are known.
-    ///
-    /// # Errors
-    /// As for [`Self::new`].
-    pub fn knowing(
-        graph: &Graph,
-        inputs: Vec<Tensor>,
-        outputs: Vec<Tensor>,
-        known: &HashMap<usize, Tensor>,
-    ) -> Result<Self> {
-        let has_no_finite = outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        let numbers = if has_no_finite { Numbers::Finite } else { Numbers::All };
-        let nodes = intermediate_nodes(graph);
-        if !nodes.is_empty() {
-            // Without memory for these values, operands nearby have to do.
-            if let Ok(set) = Self::with(graph, inputs.clone(), outputs.clone(), numbers, (nodes, known)) {
-                return Ok(set);
-            }
+        if !has_empty(&outputs)? {
+            let references = in_double_precision(graph, &inputs, Numbers::All)?;
+            return Ok(Self::of(Numbers::All, Run { inputs, candle: outputs, references }));
         }
-        Self::with(graph, inputs, outputs, numbers, (Vec::new(), known))
+        let run = Run::computed(graph, inputs, Numbers::Finite)?;
+        Ok(Self { recorded: Some(outputs), ..Self::of(Numbers::Finite, run) })
     }
 
-    /// The same, with the values of these nodes as intermediates.
-    fn with(
-        graph: &Graph,
-        inputs: Vec<Tensor>,
-        outputs: Vec<Tensor>,
-        numbers: Numbers,
-        (nodes, known): (Vec<usize>, &HashMap<usize, Tensor>),
-    ) -> Result<Self> {
-        let asked = with_outputs(graph, &nodes);
-        let mut references = in_double_precision(&asked, &inputs, numbers)?;
-        let precise = references.split_off(outputs.len());
-        let candle: Option<Vec<Tensor>> = nodes.iter().map(|at| known.get(at).cloned()).collect();
-        let (mut outputs, mut recorded) = (outputs, None);
-        let candle = match candle.filter(|_| numbers == Numbers::All) {
-            Some(candle) => candle,
-            // Thousands of grouped convolutions, which candle computes one by one, take seconds here.
-            None => {
-                let mut typed = evaluate(&asked, &inputs, Arithmetic::Typed, numbers)?;
-                let candle = typed.split_off(outputs.len());
-                recorded = (numbers == Numbers::Finite).then(|| std::mem::replace(&mut outputs, typed));
-                candle
-            }
-        };
-        let intermediates = Intermediates { nodes, candle, references: precise, downstream: OnceCell::new() };
-        let intermediates = (!intermediates.nodes.is_empty()).then_some(intermediates);
-        let (others, nearby) = (Vec::new(), OnceCell::new());
-        Ok(Self { inputs, outputs, references, numbers, recorded, intermediates, others, nearby })
+    fn of(numbers: Numbers, run: Run) -> Self {
+        Self { runs: vec![run], numbers, recorded: None }
     }
 
     /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
@@ -151,10 +54,12 @@ impl Set {
     pub fn of_item(item: &Item, inputs: Vec<Tensor>, outputs: &[Tensor]) -> Result<Option<Self>> {
         let outputs = outputs.iter().zip(&item.graph.outputs);
         let outputs = outputs.map(|(all, output)| beginning(all, item.graph.len(output.value) as usize));
-        let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        let candle = outputs.collect::<Result<Vec<_>>>()?;
+        if has_empty(&candle)? || candle.iter().any(|output| matches!(output.elem_count(), 1..ENOUGH)) {
+            return Ok(None);
+        }
         let references = in_double_precision(&item.graph, &inputs_of(item, &inputs)?, Numbers::All)?;
-        let set = Self::of_numbers(inputs, outputs, references);
-        Ok(if set.tells_errors_apart()? { Some(set) } else { None })
+        Ok(Some(Self::of(Numbers::All, Run { inputs, candle, references })))
     }
 
     /// The run on operands of other values than these, beside candle's operators on them: by the first item, if there are several.
@@ -167,36 +72,15 @@ impl Set {
             return Ok(None);
         }
         let other = |(input, of): (&Tensor, &Input)| if varies(of) { altered(input) } else { Ok(input.clone()) };
-        let inputs = self.inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
-        let set = match item {
+        let inputs = self.inputs().iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
+        let run = match item {
             Some(item) => {
-                let of_item = inputs_of(item, &inputs)?;
-                let outputs = evaluate(&item.graph, &of_item, Arithmetic::Typed, Numbers::All)?;
-                let references = in_double_precision(&item.graph, &of_item, Numbers::All)?;
-                Self::of_numbers(inputs, outputs, references)
+                Run { inputs: inputs.clone(), ..Run::computed(&item.graph, inputs_of(item, &inputs)?, Numbers::All)? }
             }
-            None => {
-                let outputs = evaluate(graph, &inputs, Arithmetic::Typed, Numbers::All)?;
-                Self::new(graph, inputs, outputs)?
-            }
+            None => Run::computed(graph, inputs, Numbers::All)?,
         };
-        for (reference, candle) in set.references.iter().zip(&set.outputs) {
-            if compare(reference, candle, candle)?.is_err() {
-                return Ok(None);
-            }
-        }
-        Ok(if set.intermediates.is_some() || set.tells_errors_apart()? { Some(set) } else { None })
-    }
-
-    fn of_numbers(inputs: Vec<Tensor>, outputs: Vec<Tensor>, references: Vec<Tensor>) -> Self {
-        let (others, nearby) = (Vec::new(), OnceCell::new());
-        Self { inputs, outputs, references, numbers: Numbers::All, recorded: None, intermediates: None, others, nearby }
-    }
-
-    /// Whether each output has enough numbers by itself, some of them finite.
-    fn tells_errors_apart(&self) -> Result<bool> {
-        let has_none = self.outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true);
-        Ok(!has_none && fewest_of(&self.outputs) >= ENOUGH)
+        let is_told = !has_empty(&run.candle)? && unexplained([&run.references, &run.candle])?.is_none();
+        Ok(is_told.then(|| Self::of(Numbers::All, run)))
     }
 
     /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
@@ -206,64 +90,51 @@ impl Set {
     /// A graph that cannot be computed.
     pub fn and_on(mut self, graph: &Graph, others: impl IntoIterator<Item = Vec<Tensor>>) -> Result<Self> {
         for inputs in others {
-            self.others.push(Self::computed(graph, inputs, self.numbers)?);
+            self.runs.push(Run::computed(graph, inputs, self.numbers)?);
         }
-        // The intermediate values belong to the first operands alone.
-        self.intermediates = None;
         Ok(self)
     }
 
-    /// This one, the others, and those nearby.
-    pub(super) fn all(&self, graph: &Graph) -> impl Iterator<Item = &Self> {
-        let nearby = self.nearby.get_or_init(|| self.computed_nearby(graph));
-        std::iter::once(self).chain(&self.others).chain(nearby)
+    /// The operands of the recorded pass.
+    pub(super) fn inputs(&self) -> &[Tensor] {
+        self.runs.first().map(|run| &run.inputs[..]).unwrap_or_default()
     }
 
-    /// As many as make enough numbers. Without memory for more there are fewer.
-    fn computed_nearby(&self, graph: &Graph) -> Vec<Self> {
-        let varying = graph.inputs.iter().zip(&self.inputs).filter(|(input, _)| varies(input));
-        let varying: usize = varying.map(|(_, tensor)| tensor.elem_count()).sum();
-        (1..runs_for(fewest_of(&self.outputs), ENOUGH, varying))
-            .map_while(|number| self.nearby_run(graph, number).ok())
-            .collect()
-    }
-
-    /// The run on operands nearby.
-    fn nearby_run(&self, graph: &Graph, number: usize) -> Result<Self> {
-        let other = |(input, of): (&Tensor, &Input)| match varies(of) {
-            true => nearby(input, number),
-            false => Ok(input.clone()),
+    /// The outputs, each on all operands in one row: in double precision and by candle's operators.
+    pub(super) fn outputs(&self) -> Result<[Vec<Tensor>; 2]> {
+        let rows = |of: fn(&Run) -> &[Tensor]| -> Result<Vec<Tensor>> {
+            let outputs = self.runs.first().map_or(0, |run| of(run).len());
+            (0..outputs).map(|at| in_one_row(self.runs.iter().map(|run| &of(run)[at]))).collect()
         };
-        let inputs = self.inputs.iter().zip(&graph.inputs).map(other).collect::<Result<Vec<_>>>()?;
-        Self::computed(graph, inputs, self.numbers)
+        Ok([rows(|run| &run.references)?, rows(|run| &run.candle)?])
     }
+}
 
+impl Run {
     /// By candle's operators.
     fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
-        let outputs = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
+        let candle = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
         let references = in_double_precision(graph, &inputs, numbers)?;
-        let (others, nearby) = (Vec::new(), OnceCell::new());
-        Ok(Self { inputs, outputs, references, numbers, recorded: None, intermediates: None, others, nearby })
+        Ok(Self { inputs, candle, references })
     }
 }
 
-/// A graph whose nodes of these indices are outputs, too, behind its own. It is only evaluated, so their buffer says nothing.
-pub(super) fn with_outputs(graph: &Graph, nodes: &[usize]) -> Graph {
-    let mut graph = graph.clone();
-    graph.outputs.extend(nodes.iter().map(|&at| Output { value: Value::Node(at), buffer: 0 }));
-    graph
+/// Has one of these no finite number?
+fn has_empty(outputs: &[Tensor]) -> Result<bool> {
+    Ok(outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true))
 }
 
-/// Of the lengths of outputs, that of the one with the fewest elements, which has the least to say.
-fn fewest(lens: impl Iterator<Item = usize>) -> usize {
-    lens.filter(|&len| len > 0).min().unwrap_or(ENOUGH)
+/// Why no change of a run can be judged that gives these outputs: double precision does not reproduce candle's, or nothing is finite.
+pub(super) fn unexplained([references, candle]: [&[Tensor]; 2]) -> Result<Option<String>> {
+    for (reference, candle) in references.iter().zip(candle) {
+        if let Err(reason) = compare(reference, candle, candle)? {
+            return Ok(Some(reason));
+        }
+    }
+    Ok(None)
 }
 
-fn fewest_of(outputs: &[Tensor]) -> usize {
-    fewest(outputs.iter().map(Tensor::elem_count))
-}
-
-/// On how many operands a run of `numbers` results has `enough` of them, or as many as are computed; `varying` elements of them differ.
+/// On how many operands a node of `numbers` results has `enough` of them, or as many as are computed; `varying` elements of them differ.
 pub(super) fn runs_for(numbers: usize, enough: usize, varying: usize) -> usize {
     let affordable = AT_MOST_IN_ALL.checked_div(varying).unwrap_or(0);
     enough.div_ceil(numbers.max(1)).min(MOST + 1).min(affordable + 1)

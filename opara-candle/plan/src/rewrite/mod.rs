@@ -5,7 +5,7 @@
 
 mod append;
 mod changes;
-mod downstream;
+mod errors;
 mod graph;
 mod growth;
 mod item;
@@ -17,7 +17,7 @@ pub mod rules;
 mod tests;
 
 pub use changes::Changes;
-pub use downstream::{downstream, last_of_many, Downstream};
+pub use errors::{Compared, Errors};
 pub use graph::{
     strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
 };

@@ -5,7 +5,7 @@ use std::ops::Range;
 use serde::{Deserialize, Serialize};
 
 use super::rules::{Match, RULES};
-use super::{Changes, Graph, ProductPrecision, Region};
+use super::{Changes, Compared, Graph, ProductPrecision, Region};
 use crate::trace::OpId;
 
 /// Decisions of rewriting a pass.
@@ -26,8 +26,8 @@ pub struct Outcome {
 pub struct Decision {
     /// Its ops.
     pub ops: Range<OpId>,
-    /// The rules that stand; `None` if the run stays as it was recorded.
-    pub standing: Option<Standing>,
+    /// The rules that stand, and their errors; `None` if the run stays as it was recorded.
+    pub standing: Option<(Standing, Compared)>,
     /// Rules that are left out, and why.
     pub notes: Vec<String>,
 }

@@ -16,8 +16,6 @@ pub struct Region {
     pub kept: Vec<OpId>,
     /// The graph of the other ops.
     pub graph: Graph,
-    /// Nodes whose values fill a buffer when the run ends, and the buffers.
-    pub held: Vec<(usize, BufferId)>,
 }
 
 /// The longest runs of consecutive ops whose meaning is known, in their order. Ops that compute nothing alone make no run.
@@ -362,13 +360,7 @@ impl<'a> Run<'a> {
             // What reads nothing is the same in every pass.
             None => {
                 let is_any = !self.graph.outputs.is_empty() && !self.graph.inputs.is_empty();
-                let held = self.states.iter().filter_map(|(&buffer, state)| match state {
-                    State::Whole(Value::Node(at)) => Some((*at, buffer)),
-                    _ => None,
-                });
-                let mut held: Vec<(usize, BufferId)> = held.collect();
-                held.sort_unstable();
-                Ok(is_any.then_some(Region { ops, kept, graph: self.graph, held }))
+                Ok(is_any.then_some(Region { ops, kept, graph: self.graph }))
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Rewriting on a GPU: runs of recorded launches give way to this library's operators, where these are no less accurate and faster.
 //!
 //! [`opara_plan::rewrite`] finds the runs and changes them by rules. Here each changed run is computed on the values that the
-//! recorded pass had, and held against double precision ([`crate::rewrite::accuracy`]); then it is captured, and its launches
-//! take the place of those that were recorded.
+//! recorded pass had, and held against double precision ([`crate::rewrite::accuracy`]), unless an earlier build has done so; then it is
+//! captured, and its launches take the place of those that were recorded.
 
 mod fragment;
 mod splice;
@@ -12,10 +12,10 @@ mod weights;
 use candle::Tensor;
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, counted, Applied, Match};
-use opara_plan::rewrite::{regions, Decision, Graph, Outcome, Region};
+use opara_plan::rewrite::{regions, Compared, Decision, Graph, Outcome, Region};
 
 use self::fragment::fragment;
-use self::values::{busy_us, of_eager_calls, run, sets, uploads, wanted, Uploads, Values, Wanted};
+use self::values::{busy_us, of_eager_calls, operands, run, sets, uploads, wanted, Uploads, Values, Wanted};
 use self::weights::sample;
 use super::capture::Capture;
 use super::driver::kernels::CompilerAhead;
@@ -24,9 +24,9 @@ use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
-use crate::rewrite::accuracy::{near, Compared};
-use crate::rewrite::choice::{choose_as_before, choose_usable, Choice};
-use crate::rewrite::set::Set;
+use crate::rewrite::accuracy::near;
+use crate::rewrite::choice::{choose_usable, Choice};
+use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::timing::{wall_us, StageTimes};
 use crate::trace::BufferId;
 use crate::{capture_thread, Error, Result};
@@ -152,7 +152,7 @@ impl Rewriter {
                 graph.outputs.iter().map(|output| output.buffer).collect(),
             ];
             let [inputs, outputs] = &buffers;
-            apart += compared.apart();
+            apart += compared.apart;
             program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]);
             rewrites.extend(counted(&fits).into_iter().map(|counted| told(counted, compared)));
         }
@@ -254,15 +254,13 @@ impl Rewriter {
             self.decided(decided.clone());
             return Ok(None);
         }
-        let (sets, us) = wall_us(|| sets(program, &self.examples, &region, values, uploads, self.is_long));
-        self.times.add("rewrite references", us / 1e3);
-        let chosen = sets.and_then(|sets| self.choice(program, &region, earlier, &sets));
+        let chosen = self.choice(program, &region, earlier, values, uploads);
         let ops = region.ops.clone();
         let stays = |why: String| vec![format!("launches {ops:?} stay candle's: {why}")];
         let (standing, notes, replacement) = match chosen {
             Ok(Ok((Choice { graph, fits, compared, notes, standing }, captured))) => {
                 let notes = notes.into_iter().map(|note| format!("of launches {ops:?} {note}")).collect();
-                (Some(standing), notes, Some(RewrittenRun { region, graph, fits, compared, captured }))
+                (Some((standing, compared)), notes, Some(RewrittenRun { region, graph, fits, compared, captured }))
             }
             Ok(Err(reason)) => (None, stays(reason), None),
             Err(error @ Error::DeviceLost { .. }) => return Err(error),
@@ -284,16 +282,18 @@ impl Rewriter {
         self.runs.push(decided);
     }
 
-    /// The rewritten run and its launches, as an earlier build decided or by a new decision.
+    /// The rewritten run and its launches, as an earlier build decided if its rules fit where they did and can be captured, or by a new
+    /// decision.
     fn choice(
         &mut self,
         program: &CudaProgram,
         region: &Region,
         earlier: Option<&Decision>,
-        sets: &[Set],
+        values: &[Values],
+        uploads: &Uploads,
     ) -> Result<std::result::Result<(Choice, Capture), String>> {
         let target = Target { device: program.device.clone(), stream: program.stream.clone() };
-        let (mut capture_us, mut is_final) = (0., true);
+        let (mut checks_us, mut capture_us, mut is_final) = (0., 0., true);
         let mut capture = |graph: &Graph, inputs: &[Tensor]| {
             let (captured, us) = wall_us(|| fragment(&target, graph, inputs));
             capture_us += us;
@@ -305,23 +305,36 @@ impl Rewriter {
                 })),
             }
         };
-        let standing = earlier.and_then(|earlier| earlier.standing.as_ref());
-        let (chosen, us) = wall_us(|| -> Result<_> {
-            let before = standing.map(|standing| choose_as_before(&region.graph, standing, sets, &mut capture));
-            match before.transpose()?.flatten() {
-                Some(chosen) => Ok((true, Ok(chosen))),
-                None => {
-                    let chosen = choose_usable(&region.graph, &self.without(), sets, &mut capture)?;
-                    Ok((false, chosen))
-                }
+        let earlier = earlier.and_then(|earlier| earlier.standing.as_ref());
+        let applied =
+            earlier.and_then(|(standing, compared)| Some((standing.applied(&region.graph)?, standing, compared)));
+        let kept = match applied {
+            Some(((graph, fits), standing, &compared)) => {
+                let inputs = operands(program, &self.examples, region, values, uploads)?;
+                // Inside a capture no operator can look for its fastest implementation, not even on disk.
+                let is_computed = evaluate(&graph, &inputs, Arithmetic::Typed, Numbers::All).is_ok();
+                let captured = if is_computed { capture(&graph, &inputs)?.ok() } else { None };
+                let (notes, standing) = (Vec::new(), standing.clone());
+                captured.map(|captured| (Choice { graph, fits, compared, notes, standing }, captured))
             }
-        });
-        self.times.add("rewrite checks", (us - capture_us) / 1e3);
+            None => None,
+        };
+        let chosen = match kept {
+            Some(kept) => Ok(Ok(kept)),
+            None => {
+                self.is_kept = false;
+                let (sets, us) = wall_us(|| sets(program, &self.examples, region, values, uploads, self.is_long));
+                self.times.add("rewrite references", us / 1e3);
+                let sets = sets?;
+                let (chosen, us) = wall_us(|| choose_usable(&region.graph, &self.without(), &sets, &mut capture));
+                checks_us = us - capture_us;
+                chosen
+            }
+        };
+        self.times.add("rewrite checks", checks_us / 1e3);
         self.times.add("rewrite capture", capture_us / 1e3);
-        let (is_kept, chosen) = chosen?;
-        self.is_kept &= is_kept;
         self.is_final &= is_final;
-        Ok(chosen)
+        chosen
     }
 }
 

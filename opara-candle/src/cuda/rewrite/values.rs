@@ -13,7 +13,7 @@ use crate::cuda::pass::OutputSpec;
 use crate::cuda::program::CudaProgram;
 use crate::cuda::replay::GraphReplay;
 use crate::rewrite::evaluate::Arithmetic;
-use crate::rewrite::set::{intermediate_nodes, Set};
+use crate::rewrite::set::Set;
 use crate::trace::{BufferId, Role, Trace};
 use crate::{timing, Error, Result};
 use opara_plan::prepared::{Prepared, Settings};
@@ -143,9 +143,7 @@ pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Re
         let graph = &region.graph;
         let inputs = graph.inputs.iter().map(|input| (input.buffer, input.element));
         let outputs = graph.outputs.iter().map(|output| (output.buffer, graph.element(output.value)));
-        let inside =
-            held_intermediates(capture, region).into_iter().map(|(at, buffer)| (buffer, graph.nodes[at].element));
-        for (buffer, element) in inputs.chain(outputs).chain(inside) {
+        for (buffer, element) in inputs.chain(outputs) {
             let is_inside = capture.trace.buffers[buffer].role == Role::Intermediate;
             if is_inside && known.insert(buffer) {
                 wanted.push((buffer, Arithmetic::Typed.dtype(element)));
@@ -155,12 +153,60 @@ pub(super) fn wanted<'a>(capture: &Capture, regions: impl Iterator<Item = &'a Re
     wanted
 }
 
-/// The nodes whose values tell errors apart, where buffers keep these until the end of the pass.
-fn held_intermediates(capture: &Capture, region: &Region) -> Vec<(usize, BufferId)> {
-    let nodes = intermediate_nodes(&region.graph);
-    let later = || capture.trace.ops[region.ops.end..].iter().flat_map(|op| &op.accesses);
-    let is_kept = |buffer: BufferId| !later().any(|access| access.buffer == buffer && access.mode.writes());
-    region.held.iter().copied().filter(|(at, buffer)| nodes.contains(at) && is_kept(*buffer)).collect()
+/// Contents of the buffers that a run reads and gives.
+struct Contents<'a> {
+    program: &'a CudaProgram,
+    region: &'a Region,
+    /// Weights, and other constants.
+    constants: HashMap<BufferId, Tensor>,
+}
+
+impl<'a> Contents<'a> {
+    fn new(program: &'a CudaProgram, region: &'a Region, uploads: &Uploads) -> Result<Self> {
+        let addresses: HashMap<BufferId, u64> =
+            program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
+        let mut constants: HashMap<BufferId, Tensor> = HashMap::new();
+        for input in &region.graph.inputs {
+            let (dtype, len) = (Arithmetic::Typed.dtype(input.element), input.len as usize);
+            if program.capture.trace.buffers[input.buffer].role == Role::External {
+                let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
+                constants.insert(input.buffer, copy_of(&program.device, address, dtype, len)?);
+            } else if let Some(bytes) = uploads.get(&input.buffer) {
+                constants.insert(input.buffer, Tensor::from_raw_buffer(bytes, dtype, &[len], &program.device)?);
+            }
+        }
+        Ok(Self { program, region, constants })
+    }
+
+    fn of(&self, example: &Example, values: &Values, buffer: BufferId) -> Result<Tensor> {
+        let found = match self.program.capture.trace.buffers[buffer].role {
+            Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
+            Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
+            _ => self.constants.get(&buffer).or(values.of.get(&buffer)).cloned(),
+        };
+        found.ok_or_else(|| unknown(buffer))
+    }
+
+    fn inputs(&self, example: &Example, values: &Values) -> Result<Vec<Tensor>> {
+        self.region.graph.inputs.iter().map(|input| self.of(example, values, input.buffer)).collect()
+    }
+}
+
+fn unknown(buffer: BufferId) -> Error {
+    Error::Internal { message: format!("buffer {buffer} has no value") }
+}
+
+/// What the run read in the first example.
+pub(super) fn operands(
+    program: &CudaProgram,
+    examples: &[Example],
+    region: &Region,
+    values: &[Values],
+    uploads: &Uploads,
+) -> Result<Vec<Tensor>> {
+    let first = examples.first().zip(values.first());
+    let (example, values) = first.ok_or_else(|| Error::Internal { message: "there is no example".into() })?;
+    Contents::new(program, region, uploads)?.inputs(example, values)
 }
 
 /// For each example, what the run read and gave. If all are examples that the caller gave, the run on altered operands, too. Of a long
@@ -173,40 +219,16 @@ pub(super) fn sets(
     uploads: &Uploads,
     is_long: bool,
 ) -> Result<Vec<Set>> {
-    let buffers = &program.capture.trace.buffers;
-    let addresses: HashMap<BufferId, u64> =
-        program.capture.external.iter().map(|&(address, id)| (id, address)).collect();
-    let unknown = |buffer| Error::Internal { message: format!("buffer {buffer} has no value") };
-    // Weights, and other constants.
-    let mut constants: HashMap<BufferId, Tensor> = HashMap::new();
-    for input in &region.graph.inputs {
-        let (dtype, len) = (Arithmetic::Typed.dtype(input.element), input.len as usize);
-        if buffers[input.buffer].role == Role::External {
-            let address = *addresses.get(&input.buffer).ok_or_else(|| unknown(input.buffer))?;
-            constants.insert(input.buffer, copy_of(&program.device, address, dtype, len)?);
-        } else if let Some(bytes) = uploads.get(&input.buffer) {
-            constants.insert(input.buffer, Tensor::from_raw_buffer(bytes, dtype, &[len], &program.device)?);
-        }
-    }
-    let of = |example: &Example, values: &Values, buffer: BufferId| -> Result<Tensor> {
-        let found = match buffers[buffer].role {
-            Role::Input(i) => example.inputs.get(i).map(|input| input.flatten_all()).transpose()?,
-            Role::Output(i) => values.outputs.get(i).map(|output| output.flatten_all()).transpose()?,
-            _ => constants.get(&buffer).or(values.of.get(&buffer)).cloned(),
-        };
-        found.ok_or_else(|| unknown(buffer))
-    };
-    let held = held_intermediates(&program.capture, region);
+    let contents = Contents::new(program, region, uploads)?;
     let item = is_long.then(|| item_of(region, examples)).flatten();
     let set = |(example, values): (&Example, &Values)| {
-        let of = |buffer| of(example, values, buffer);
-        let inputs = region.graph.inputs.iter().map(|input| of(input.buffer)).collect::<Result<Vec<_>>>()?;
-        let outputs = region.graph.outputs.iter().map(|output| of(output.buffer)).collect::<Result<Vec<_>>>()?;
+        let inputs = contents.inputs(example, values)?;
+        let outputs = region.graph.outputs.iter().map(|output| contents.of(example, values, output.buffer));
+        let outputs = outputs.collect::<Result<Vec<_>>>()?;
         if let Some(set) = item.as_ref().and_then(|item| Set::of_item(item, inputs.clone(), &outputs).transpose()) {
             return Ok(set?);
         }
-        let known = held.iter().filter_map(|&(at, buffer)| Some((at, of(buffer).ok()?))).collect();
-        let set = Set::knowing(&region.graph, inputs, outputs, &known)?;
+        let set = Set::new(&region.graph, inputs, outputs)?;
         program.device.synchronize()?;
         Ok(set)
     };

@@ -1,45 +1,22 @@
 //! Judges whether a result is no less accurate than candle's, by double precision.
 
-mod errors;
 mod on_device;
 mod on_host;
 #[cfg(test)]
 mod tests;
 
 use candle::{DType, Result, Tensor};
-
-pub(crate) use self::errors::Errors;
-
-/// Errors of candle's result and of the changed one.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-pub(crate) struct Compared {
-    pub candle: Errors,
-    pub other: Errors,
-    /// The type's unit roundoff.
-    unit: f64,
-}
-
-impl Compared {
-    /// The one whose result is farther from double precision, whatever the types.
-    pub fn or_worse(self, other: Self) -> Self {
-        if other.unit * other.other.rms >= self.unit * self.other.rms {
-            other
-        } else {
-            self
-        }
-    }
-
-    /// How far the two are from each other at most, by their errors, relative to the root of the mean square.
-    pub fn apart(&self) -> f64 {
-        self.unit * (self.candle.rms + self.other.rms + 1.)
-    }
-}
+use opara_plan::rewrite::{Compared, Errors};
 
 /// candle's own results are no farther from double precision than this, relative to the root of the mean square: else double
 /// precision computes something else.
 pub(super) const EXPLAINED: f64 = 1. / 8.;
 
-/// Holds a result, and candle's, against double precision.
+/// Holds a result, and candle's, against double precision. A result is no less accurate than candle's if
+///
+/// - the root of its mean squared error is at most 1.05 times candle's plus 0.05 units,
+/// - its largest error is at most 1.5 times candle's plus 1 unit,
+/// - it is finite wherever candle's is, NaN only where candle's is, and infinite only where candle's is.
 ///
 /// # Errors
 /// The inner one says why the result may not stand for candle's.
@@ -106,7 +83,7 @@ fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compar
     if other.max > 1.5 * candle.max + 1. {
         return Err(format!("its largest error is {:.3} roundings, candle's {:.3}", other.max, candle.max));
     }
-    Ok(Compared { candle, other, unit })
+    Ok(Compared::new(unit, [candle, other]))
 }
 
 /// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room

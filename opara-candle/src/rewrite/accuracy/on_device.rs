@@ -2,8 +2,9 @@
 //! cannot tell is left to the host: which element is wrong, and numbers that are too large to be squared.
 
 use candle::{bail, DType, Result, Tensor};
+use opara_plan::rewrite::Errors;
 
-use super::errors::{relative, Errors};
+use super::on_host::relative;
 #[cfg(feature = "cuda")]
 use crate::ops::{error_totals, ErrorTotals};
 

@@ -1,8 +1,7 @@
 //! Element by element: slow for large tensors, but it tells which element is wrong.
 
 use candle::{DType, Result, Tensor};
-
-use super::errors::{relative, Errors};
+use opara_plan::rewrite::Errors;
 
 /// The elements, converted where they are: that takes a GPU no time.
 fn on_host(t: &Tensor) -> Result<Vec<f64>> {
@@ -81,4 +80,9 @@ pub(super) fn distance(candle: &Tensor, other: &Tensor) -> Result<std::result::R
         }
     }
     Ok(Ok(relative(differences, squares)))
+}
+
+/// The root of the mean squared difference, relative to candle's, of these sums of squares.
+pub(super) fn relative(differences: f64, squares: f64) -> f64 {
+    (differences / squares.max(f64::MIN_POSITIVE)).sqrt()
 }

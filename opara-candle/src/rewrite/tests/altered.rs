@@ -1,8 +1,8 @@
 //! Runs on other operands than a pass had, and the first items of batches.
 
-use opara_plan::rewrite::{first_item, Changes, Standing};
+use opara_plan::rewrite::{first_item, Changes};
 
-use super::super::choice::choose_as_before;
+use super::super::judgement::judge;
 use super::super::set::Set;
 use super::heads::{layer, operands};
 use super::*;
@@ -87,13 +87,9 @@ fn what_an_example_does_not_show_altered_operands_do() -> Result<()> {
         let of_item = Set::of_item(&item, inputs.clone(), &outputs)?.unwrap();
         Ok([Set::new(&graph, inputs.clone(), outputs.clone())?, of_item])
     };
-    let (_, fits) = Changes::default().of(&graph, &[]);
+    let (changed, fits) = Changes::default().of(&graph, &[]);
     assert_eq!(fits.iter().map(|fit| fit.rule).collect::<Vec<_>>(), ["convolution", "convolution-norm"]);
-    let standing = Standing::new(&[], &Changes::default(), &fits);
-    let stands = |sets: &[Set]| -> Result<bool> {
-        let chosen = choose_as_before(&graph, &standing, sets, |_, _| Ok(Ok(())));
-        Ok(chosen.map_err(candle::Error::wrap)?.is_some())
-    };
+    let stands = |sets: &[Set]| Ok::<_, candle::Error>(judge(&graph, (&changed, &fits), sets)?.is_ok());
     for (example, item) in examples()?.into_iter().zip([None, Some(&item)]) {
         let altered = example.altered(&graph, item)?.unwrap();
         assert!(stands(&[example])? && !stands(&[altered])?);
@@ -110,10 +106,10 @@ fn altered_rows_are_not_alike_and_integers_stay() -> Result<()> {
     inputs.push(Tensor::new(&[3u32, 3, 3, 3], &Device::Cpu)?);
     let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
     let altered = Set::new(&graph, inputs.clone(), outputs)?.altered(&graph, None)?.unwrap();
-    let rows = altered.inputs[0].reshape((12, 16))?.to_vec2::<f32>()?;
+    let rows = altered.inputs()[0].reshape((12, 16))?.to_vec2::<f32>()?;
     assert!((1..12).all(|row| rows[row] != rows[0]));
-    assert_eq!(altered.inputs[6].to_vec1::<u32>()?, [3; 4]);
-    for (altered, input) in altered.inputs[1..6].iter().zip(&inputs[1..]) {
+    assert_eq!(altered.inputs()[6].to_vec1::<u32>()?, [3; 4]);
+    for (altered, input) in altered.inputs()[1..6].iter().zip(&inputs[1..]) {
         assert_eq!(altered.to_vec1::<f32>()?, input.to_vec1::<f32>()?, "weights stay");
     }
     Ok(())

@@ -1,6 +1,5 @@
 //! Graphs and rules on traces made by hand.
 
-mod downstream;
 mod heads;
 mod images;
 mod laws;

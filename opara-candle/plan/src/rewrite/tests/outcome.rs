@@ -15,6 +15,7 @@ fn standing() -> (Region, Standing) {
 }
 
 fn outcome(region: &Region, standing: Option<Standing>) -> Outcome {
+    let standing = standing.map(|standing| (standing, Compared { unit: 0.5, ..Compared::default() }));
     let run = Decision { ops: region.ops.clone(), standing, notes: vec!["convolution-norm stays out".into()] };
     Outcome { weights: "some".into(), runs: vec![run], refused: None, times: Some([17.25, 30.5]) }
 }
@@ -31,7 +32,7 @@ fn an_outcome_comes_back_from_disk_and_changes_the_graph_as_before() -> anyhow::
     let (changed, fits) = standing.changes().of(&region.graph, &standing.without());
     assert_eq!(fits.iter().map(|fit| fit.at).collect::<Vec<_>>(), [0, 1, 2, 3], "not at node 4");
     assert_eq!(changed.nodes[1].precision, ProductPrecision::High);
-    assert_eq!(back.and_then(|back| back.runs[0].standing.as_ref()?.applied(&region.graph)), Some((changed, fits)));
+    assert_eq!(back.and_then(|back| back.runs[0].standing.as_ref()?.0.applied(&region.graph)), Some((changed, fits)));
     Ok(())
 }
 

@@ -7,10 +7,10 @@ mod images;
 mod rows;
 
 use candle::{DType, Device, Result, Tensor};
-use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
+use opara_plan::rewrite::{Compute, Errors, Graph, Input, Node, Operand, Output, Value};
 use opara_plan::trace::{Element, Function};
 
-use super::super::accuracy::{errors, unit, Errors, EXPLAINED};
+use super::super::accuracy::{errors, unit, EXPLAINED};
 use super::super::choice::choose;
 use super::super::set::{joined, Set};
 use super::{evaluate, operand, Arithmetic};

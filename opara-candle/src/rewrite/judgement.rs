@@ -1,0 +1,96 @@
+//! Judges a changed run: whether its results are no less accurate than candle's.
+
+use std::collections::BTreeSet;
+
+use candle::{Result, Tensor};
+use opara_plan::rewrite::rules::Match;
+use opara_plan::rewrite::{Compared, Graph};
+
+use super::accuracy::{compare, near, same_kinds};
+use super::alone::Candles;
+use super::evaluate::{evaluate, Arithmetic, Numbers};
+use super::set::{beginning, in_one_row, joined, Set, ENOUGH};
+
+/// Compares what a changed graph computes with double precision. Returns the largest errors; the inner error says why it does not stand.
+pub(super) fn judge(
+    graph: &Graph,
+    (changed, fits): (&Graph, &[Match]),
+    sets: &[Set],
+) -> Result<std::result::Result<Compared, String>> {
+    let mut worst = Compared::default();
+    for set in sets {
+        match judge_on(graph, (changed, fits), set)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
+        }
+        let Some(recorded) = &set.recorded else { continue };
+        for (candle, other) in recorded.iter().zip(evaluate(changed, set.inputs(), Arithmetic::Typed, Numbers::All)?) {
+            if let Err(reason) = same_kinds(candle, &other)? {
+                return Ok(Err(reason));
+            }
+        }
+    }
+    Ok(Ok(worst))
+}
+
+/// Compares outputs of many numbers. Few numbers have to follow from nodes that are judged by themselves.
+fn judge_on(
+    graph: &Graph,
+    (changed, fits): (&Graph, &[Match]),
+    set: &Set,
+) -> Result<std::result::Result<Compared, String>> {
+    let given = set.runs.iter().map(|run| evaluate(changed, &run.inputs, Arithmetic::Typed, set.numbers));
+    let given = given.collect::<Result<Vec<_>>>()?;
+    let [references, candle] = set.outputs()?;
+    let (mut worst, mut few) = (Compared::default(), Vec::new());
+    for (at, output) in changed.outputs.iter().enumerate() {
+        let other = in_one_row(given.iter().map(|given| &given[at]))?;
+        // By the first item alone, candle's are that one's.
+        let other = beginning(&other, candle[at].elem_count())?;
+        if candle[at].elem_count() < ENOUGH {
+            few.push((output.value, [references[at].clone(), candle[at].clone(), other]));
+            continue;
+        }
+        match compare(&references[at], &candle[at], &other)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    if few.is_empty() {
+        return Ok(Ok(worst));
+    }
+    let (live, needed) = (changed.live(), changed.needed_for(few.iter().map(|(value, _)| *value)));
+    let nodes: BTreeSet<usize> = fits.iter().map(|fit| fit.at).filter(|&at| live[at] && needed[at]).collect();
+    let original = joined(graph);
+    let mut candles = Candles::new(&original, set);
+    for at in nodes {
+        match candles.judge(changed, at)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    for (_, [reference, candle, other]) in &few {
+        // Their own errors are luck.
+        match follow([reference, candle, other], worst.apart)? {
+            Ok(apart) => worst.apart = apart,
+            Err(reason) => return Ok(Err(reason)),
+        }
+    }
+    Ok(Ok(worst))
+}
+
+/// Whether a result can come from values at distance `apart` from candle's, or as far from candle's as candle's is from double precision:
+/// returns the larger distance. Integers must be equal.
+pub(super) fn follow([reference, candle, other]: [&Tensor; 3], apart: f64) -> Result<std::result::Result<f64, String>> {
+    let own = match compare(reference, candle, candle)? {
+        Ok(own) => own.apart,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    for [one, other] in [[candle, other], [other, candle]] {
+        if let Err(reason) = same_kinds(one, other)? {
+            return Ok(Err(reason));
+        }
+    }
+    let (apart, is_float) = (apart.max(own), candle.dtype().is_float());
+    Ok(near(candle, other, if is_float { apart } else { 0. })?.map(|()| apart))
+}
