@@ -20,6 +20,7 @@ NOTE = (
     "of GPU time. torch_graph_us, torch_channels_last_us and torch_compile_us are benches/peers/python/zoo.py's graph, channels-last "
     "and compile. The models by candle are this library's own, kept to candle's operators, and native_us is the same model without that. "
     "error and candle_error are those of the worst rewritten run, in roundings. accurate_build_ms is without the module's own passes. "
+    "notes are those of building with accuracy: rules that stay out, and why. "
     "null was not measured or failed."
 )
 # Contestants of zoo.py.
@@ -61,6 +62,7 @@ def of_candle(row: dict, line: dict) -> None:
     accurate = dict(line["reports"]).get("accurate")
     if accurate is not None:
         row["accurate_build_ms"] = round(sum(ms for stage, ms in accurate["build_ms"].items() if stage != "forward"))
+        row["notes"] = accurate["notes"]
 
 
 def joined(
