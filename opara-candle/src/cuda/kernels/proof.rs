@@ -115,7 +115,7 @@ mod tests {
     use super::super::table::{all, declared, effects_of};
     use super::*;
     use crate::ops::DECLARED;
-    use opara_plan::kernel_catalog::ENTRIES;
+    use opara_plan::kernel_catalog::{Family, Kernel, ENTRIES};
 
     #[test]
     fn table_and_declarations_agree_with_the_code_of_every_kernel() {
@@ -153,6 +153,14 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn names_say_what_kernels_do() {
+        let family = |kernel: &Declared| Kernel::of(&format!("{}f32", kernel.prefix)).family;
+        let others = DECLARED.iter().copied().flatten().filter(|kernel| family(kernel) == Family::Other);
+        let others: Vec<_> = others.map(|kernel| kernel.prefix).collect();
+        assert_eq!(others, ["opara_dequantize_", "opara_sample_", "opara_upsample_"]);
     }
 
     #[test]
