@@ -114,6 +114,8 @@ mod tests {
     use super::super::ptx;
     use super::super::table::{all, declared, effects_of};
     use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::of_build;
+    use crate::cuda::driver::kernels::declared::Need;
     use crate::ops::DECLARED;
     use opara_plan::kernel_catalog::{Family, Kernel, ENTRIES};
 
@@ -151,6 +153,27 @@ mod tests {
                     kernel.prefix,
                     parameter.name
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn variants_have_the_declared_types_and_needs() {
+        for kernel in DECLARED.iter().copied().flatten() {
+            let is_variant = |entry: &Entry| declared(entry.name).is_some_and(|(of, _)| of.prefix == kernel.prefix);
+            let variants: Vec<_> = ptx::entries().filter(is_variant).collect();
+            if variants.is_empty() {
+                assert!(!kernel.needs.is_empty(), "{} has no variant", kernel.prefix);
+                continue;
+            }
+            let last = |entry: &Entry| entry.name.rsplit('_').next().unwrap_or_default();
+            let types: BTreeSet<&str> = variants.iter().map(last).collect();
+            assert_eq!(types, kernel.elements.iter().copied().collect(), "{}", kernel.prefix);
+            for (need, instruction) in [(Need::TensorCores, "mma.sync"), (Need::Warpgroups, "wgmma.")] {
+                // What it was not compiled for is not in there.
+                let is_compiled = variants.iter().all(|entry| need.is_met(&of_build(entry.module)));
+                let is_used = variants.iter().any(|entry| entry.code.contains(instruction));
+                assert_eq!(is_used, is_compiled && kernel.needs.contains(&need), "{}: {need:?}", kernel.prefix);
             }
         }
     }

@@ -16,7 +16,7 @@ pub(super) struct Entry {
     /// Its PTX after the parameter list.
     pub code: &'static str,
     /// Its module's text, as the build compiled it.
-    module: &'static str,
+    pub module: &'static str,
     /// Whether it is this library's, and loaded alone.
     is_own: bool,
 }

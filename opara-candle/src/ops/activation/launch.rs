@@ -4,7 +4,7 @@ use crate::cuda::driver::kernels::kernels;
 
 kernels! {
     /// `activation(x + bias)`.
-    BiasAct<T> = "opara_elementwise_bias_act_" {
+    BiasAct<T> = "opara_elementwise_bias_act_" for [f16 bf16 f32 f64] {
         numel: u32, columns: u32, activation: i32,
         x: vector in T [numel],
         bias: vector opt T [columns],

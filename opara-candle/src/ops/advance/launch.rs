@@ -7,7 +7,7 @@ use crate::cuda::driver::kernels::{blocks, kernels, ptx};
 
 kernels! {
     /// Adds `by` to each counter.
-    Advance<T> = "opara_elementwise_advance_" {
+    Advance<T> = "opara_elementwise_advance_" for [u32 i64] {
         numel: u32, by: u32,
         counter: added T [numel],
     }

@@ -7,7 +7,7 @@ use crate::cuda::operator::rows::MAX_THREADS;
 
 kernels! {
     /// The index of the largest element of each row.
-    Argmax<T> = "opara_reduction_argmax_" {
+    Argmax<T> = "opara_reduction_argmax_" for [f16 bf16 f32 f64] {
         rows: u32, columns: u32,
         x: vector in T [rows * columns],
         y: out u32 [rows],

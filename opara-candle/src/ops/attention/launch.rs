@@ -8,7 +8,7 @@ use crate::cuda::operator::head_rows::HeadRows;
 
 kernels! {
     /// Attention of many queries; queries of `sharing` heads share keys and values.
-    Attention<T, B> = "opara_attention_" {
+    Attention<T, B> = "opara_attention_" for [f16 bf16 f32] needs [TensorCores] {
         batch: host, of_keys: host, dim: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, scale: f32,
         of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
         q: wide in T [strided([batch, heads, queries], of_q, dim)],
@@ -45,7 +45,7 @@ pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<b
         DType::F32 => matches!(dim, 32 | 40 | 64 | 80),
         _ => false,
     };
-    Ok(is_known && Capabilities::of(device, ptx::ATTENTION)?.has_tensor_cores())
+    Ok(is_known && Attention::<(), ()>::runs_on(&Capabilities::of(device, ptx::ATTENTION)?))
 }
 
 /// The reason why attention runs as several launches, if the compiled code or the device lacks tensor cores.
@@ -61,7 +61,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
         "attention runs as several launches: the fused kernel needs the tensor cores of sm_80 ({})",
         of.described()
     );
-    (!of.has_tensor_cores()).then_some(said)
+    (!Attention::<(), ()>::runs_on(of)).then_some(said)
 }
 
 /// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, dim)`, into `y` as `(batch, queries, heads, dim)`. `k` and `v` may

@@ -9,7 +9,7 @@ use crate::cuda::operator::places::{Split, THREADS};
 
 kernels! {
     /// One new token a sequence into the cache, and what it sees of that. Heads of the new tokens are queries, keys and values.
-    Cached<T> = "opara_attention_cached_" {
+    Cached<T> = "opara_attention_cached_" for [f16 bf16 f32] needs [TensorCores] {
         batch: grid [1], numel: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
         window: u32, distances: u32, scale: f32, eps: f32,
         qkv: wide in T [batch * (heads + 2 * kv_heads) * dim],
@@ -79,7 +79,7 @@ impl Sizes {
         let split = Split::new(of.heads / of.kv_heads, of.head_dim, self.capacity)?;
         let is_there = self.batch > 0 && self.capacity > 0 && self.positions > 0;
         let is_counted = self.batch <= 65_535 && self.cache() <= 1 << 40 && self.capacity <= i32::MAX as usize;
-        let is_known = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let is_known = Cached::<()>::is_for(self.dtype);
         (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
     }
 

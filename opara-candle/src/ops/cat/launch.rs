@@ -9,14 +9,14 @@ use crate::cuda::driver::kernels::{address, blocks, expect, kernels, ptx};
 
 kernels! {
     /// Rows of parts one after the other, in units of the type in the name, which may be larger than an element.
-    Cat<T> = "opara_layout_cat_" {
+    Cat<T> = "opara_layout_cat_" for [u8 i16 u32 i64 v128] {
         units: usize, row: u32,
         y: out T [units],
         parts: parts T [8, 1],
     }
 
     /// Each part plus another one.
-    CatSums<T> = "opara_layout_cat_sums_" {
+    CatSums<T> = "opara_layout_cat_sums_" for [f16 bf16 f32 f64] {
         numel: usize, row: u32, relu: i32,
         y: out T [numel],
         parts: parts T [8, 2],

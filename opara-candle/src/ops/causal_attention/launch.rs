@@ -7,7 +7,7 @@ use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
 
 kernels! {
     /// What the queries of new tokens see of the cache; queries of `sharing` heads share keys and values.
-    Causal<T> = "opara_attention_causal_" {
+    Causal<T> = "opara_attention_causal_" for [f16 bf16] needs [TensorCores] {
         batch: grid [1], dim: host, numel: u32, tokens: u32, heads: u32, sharing: u32, capacity: u32, end: u32, window: u32,
         scale: f32,
         q: wide in T [numel],
@@ -54,7 +54,7 @@ impl Sizes {
         let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
         let are_counted = batch <= 65_535 && self.numel() <= i32::MAX as usize && self.cache() <= 1 << 40;
         let are_places = end <= capacity && capacity.max(window.unwrap_or(0)) <= i32::MAX as usize;
-        let is_known = matches!(dtype, DType::F16 | DType::BF16);
+        let is_known = Causal::<()>::is_for(dtype);
         // The kernel scales scores after it has found the largest one.
         let is_scale = scale.is_normal() && scale > 0.;
         is_size && are_there && are_shared && are_counted && are_places && is_known && is_scale
@@ -93,7 +93,7 @@ fn code(dtype: DType) -> &'static str {
 /// # Errors
 /// A failed driver call.
 pub(super) fn attends(device: &CudaDevice, sizes: &Sizes) -> Result<bool> {
-    Ok(sizes.are_known() && Capabilities::of(device, code(sizes.dtype))?.has_tensor_cores())
+    Ok(sizes.are_known() && Causal::<()>::runs_on(&Capabilities::of(device, code(sizes.dtype))?))
 }
 
 /// What the queries see of the cache, into `y` as `(batch, tokens, heads, head_dim)`, like `q`.

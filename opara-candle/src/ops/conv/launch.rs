@@ -15,7 +15,7 @@ use crate::ops::{Activation, ConvConfig};
 
 kernels! {
     /// Depthwise convolution.
-    Depthwise<T> = "opara_depthwise_" {
+    Depthwise<T> = "opara_depthwise_" for [f16 bf16 f32 f64] {
         batch: host, numel: usize, channels: u32, from: u32 [2], to: u32 [2], kernel: u32 [2], stride: u32, dilation: u32,
         before: u32 [2], relu: i32, activation: i32,
         x: vector in T [batch * channels * from[0] * from[1]],
@@ -26,7 +26,7 @@ kernels! {
 
     /// A product of windows of images with a weight.
     #[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "cuDNN's builds choose it"))]
-    Windows<T> = "opara_convolution_" {
+    Windows<T> = "opara_convolution_" for [f32] needs [Warpgroups] {
         rows: u32, columns: u32, inner: u32, activation: i32, from: u32 [2], channels: u32, taps: u32,
         stride: u32, dilation: u32, before: u32 [2], to: u32 [2],
         x: wide in T [rows / (to[0] * to[1]) * from[0] * from[1] * channels],

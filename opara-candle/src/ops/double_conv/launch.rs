@@ -8,7 +8,7 @@ use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
 
 kernels! {
     /// A convolution. `inner` and `out` are channels of a group.
-    DoubleConv<T> = "opara_convolution_double_" {
+    DoubleConv<T> = "opara_convolution_double_" for [f64] needs [TensorCores] {
         batch: host, numel: usize, groups: u32, out: u32, inner: u32, from: u32 [2], to: u32 [2], kernel: u32 [2],
         stride: u32 [2], dilation: u32 [2], padding: u32 [2],
         x: in T [batch * groups * inner * from[0] * from[1]],
@@ -44,7 +44,7 @@ pub(super) fn is_known(device: &CudaDevice, of: &Sizes) -> Result<bool> {
     let sizes = [&[*batch, to.0, to.1][..], &[from.0, from.1], &[kernel.0, kernel.1, *inner], &[*out, *groups]];
     let are_countable = sizes.into_iter().all(is_countable) && *groups <= MAX_GROUPS && blocks(of) <= MOST;
     let capabilities = Capabilities::of(device, ptx::DOUBLE_CONV)?;
-    Ok(are_countable && capabilities.has_tensor_cores() && capabilities.has_shared(SHARED))
+    Ok(are_countable && DoubleConv::<()>::runs_on(&capabilities) && capabilities.has_shared(SHARED))
 }
 
 /// The launch shape.

@@ -7,7 +7,7 @@ use crate::cuda::driver::kernels::{kernels, ptx, written};
 
 kernels! {
     /// Elements where all three operands are finite, the sum of the references' squares there, and results that are not what they may be.
-    Moments<T> = "opara_reduction_error_moments_" {
+    Moments<T> = "opara_reduction_error_moments_" for [f16 bf16 f32 f64] {
         blocks: grid [0], numel: usize,
         reference: in f64 [numel],
         candle: in T [numel],
@@ -16,7 +16,7 @@ kernels! {
     }
 
     /// The sums of squared errors, and the largest errors.
-    Totals<T> = "opara_reduction_error_totals_" {
+    Totals<T> = "opara_reduction_error_totals_" for [f16 bf16 f32 f64] {
         blocks: grid [0], numel: usize, unit: f64,
         moments: in f64 [3 * blocks],
         reference: in f64 [numel],

@@ -9,7 +9,7 @@ use crate::ops::Activation;
 
 kernels! {
     /// `activation(norm(x) * weightᵀ + bias) + residual` for `rows` rows of `x`.
-    Gemv<T> = "opara_matmul_gemv_" {
+    Gemv<T> = "opara_matmul_gemv_" for [f16 bf16 f32] needs [TensorCores] {
         rows: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
         x: wide in T [rows * inner],
         scale: wide opt T [inner],
@@ -20,7 +20,7 @@ kernels! {
     }
 
     /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`, where a weight is `gate` and then `up`.
-    GatedGemv<T> = "opara_matmul_gated_gemv_" {
+    GatedGemv<T> = "opara_matmul_gated_gemv_" for [f16 bf16 f32] needs [TensorCores] {
         rows: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
         x: wide in T [rows * inner],
         scale: wide opt T [inner],
@@ -110,7 +110,7 @@ impl Sizes {
         if (2..FEW).contains(&rows) {
             Self::new(dtype, [FEW, columns, inner], epilogue, capabilities)?;
         }
-        let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        let is_known = Gemv::<()>::is_for(dtype);
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
         let processors = capabilities.processors();

@@ -7,7 +7,7 @@ use crate::cuda::driver::kernels::{address, kernels, ptx, wide};
 
 kernels! {
     /// Group norm in one launch.
-    GroupNorm<T> = "opara_norm_group_" {
+    GroupNorm<T> = "opara_norm_group_" for [f16 bf16 f32] {
         images: grid [2], groups: u32, per: u32, plane: u32, share: u32, eps: f32, silu: i32,
         x: vector in T [images * groups * per * plane],
         scale: in T [groups * per],
@@ -16,14 +16,14 @@ kernels! {
     }
 
     /// The mean and the sum of squared distances of each part of each group.
-    GroupMoments<T> = "opara_norm_group_moments_" {
+    GroupMoments<T> = "opara_norm_group_moments_" for [f16 bf16 f32] {
         parts: grid [0], images: grid [2], groups: u32, per: u32, plane: u32, share: u32,
         x: vector in T [images * groups * per * plane],
         moments: out f32 [2 * parts * images * groups],
     }
 
     /// Group norm by the moments of the parts.
-    GroupApply<T> = "opara_norm_group_apply_" {
+    GroupApply<T> = "opara_norm_group_apply_" for [f16 bf16 f32] {
         parts: grid [0], images: grid [2], groups: u32, per: u32, plane: u32, share: u32, eps: f32, silu: i32,
         x: vector in T [images * groups * per * plane],
         scale: in T [groups * per],

@@ -5,7 +5,7 @@ use crate::cuda::operator::rows::Rows;
 
 kernels! {
     /// `(x + bias) * scale`, heads before tokens. `pitch` elements are from one token to the next in `x`.
-    SplitHeads<T> = "opara_layout_split_heads_" {
+    SplitHeads<T> = "opara_layout_split_heads_" for [f16 bf16 f32 f64] {
         numel: u32, seq: u32, heads: u32, dim: u32, pitch: u32, scale: f64,
         x: vector in T [strided([numel / (heads * dim)], [pitch], heads * dim)],
         bias: vector opt T [heads * dim],

@@ -1,6 +1,6 @@
 //! Launches of `matmul.cu`.
 
-use candle::{bail, CudaDevice, DType, Result};
+use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use crate::cuda::driver::kernels::{kernels, ptx, wide, Capabilities};
@@ -9,7 +9,7 @@ use crate::ops::ProductPrecision;
 
 kernels! {
     /// `activation(x * weightᵀ + bias)`.
-    Product<T> = "opara_matmul_product_" {
+    Product<T> = "opara_matmul_product_" for [f32] needs [Warpgroups] {
         rows: u32, columns: u32, inner: u32, activation: i32,
         x: wide in T [rows * inner],
         weight: wide in T [columns * inner],
@@ -82,10 +82,10 @@ pub(in crate::ops) fn tiles_for(device: &CudaDevice, of: &Matmul) -> Result<Vec<
 fn supported_tiles(of: &Matmul, capabilities: &Capabilities) -> Vec<Tile> {
     /// The maximal number of blocks along the rows.
     const MAX_BLOCKS: usize = 65_535;
-    let is_known = of.dtype == DType::F32 && of.precision == ProductPrecision::High;
+    let is_known = Product::<()>::is_for(of.dtype) && of.precision == ProductPrecision::High;
     let is_whole = [of.inner, of.columns].iter().all(|elements| elements.is_multiple_of(wide(of.dtype)));
     let are_countable = of.rows <= MAX_BLOCKS * Tile::ALL[0].rows() && of.columns.max(of.inner) <= i32::MAX as usize;
-    if !(is_known && is_whole && are_countable && capabilities.has_warpgroups()) {
+    if !(is_known && is_whole && are_countable && Product::<()>::runs_on(capabilities)) {
         return Vec::new();
     }
     Tile::ALL.into_iter().filter(|tile| capabilities.has_shared(tile.shared())).collect()
@@ -105,7 +105,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
         "f32 matmuls use cuBLAS only: the library's kernels need warpgroup instructions ({}){advice}",
         of.described()
     );
-    (!of.has_warpgroups()).then_some(said)
+    (!Product::<()>::runs_on(of)).then_some(said)
 }
 
 /// The matmul `of` the operands with its epilogue, into `y`.
@@ -137,7 +137,9 @@ pub(super) fn matmul<T: DeviceRepr>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+    use candle::DType;
+
+    use crate::cuda::driver::kernels::capabilities::tests::{capabilities, of_build};
     use crate::ops::Activation;
 
     #[test]
@@ -191,19 +193,12 @@ mod tests {
     #[test]
     fn matmul_kernels_are_compiled_exactly_for_targets_with_warpgroups() {
         let has_kernels = ptx::MATMUL.contains(".entry");
-        assert_eq!(has_kernels, capabilities_of_build(ptx::MATMUL).has_warpgroups());
+        assert_eq!(has_kernels, of_build(ptx::MATMUL).has_warpgroups());
         for tile in Tile::ALL.into_iter().filter(|_| has_kernels) {
             for kind in ["matmul_product", "convolution"] {
                 let name = format!(".entry opara_{kind}_{}x{COLUMNS}_by{}_f32(", tile.rows(), tile.splits);
                 assert!(ptx::MATMUL.contains(&name), "{name}");
             }
         }
-    }
-
-    /// The capabilities of the device that the code was compiled for.
-    fn capabilities_of_build(code: &str) -> Capabilities {
-        let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
-        let number: String = target.chars().filter(char::is_ascii_digit).collect();
-        capabilities(target, number.parse().unwrap_or(0), 99 << 10)
     }
 }

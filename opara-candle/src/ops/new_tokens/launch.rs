@@ -8,7 +8,7 @@ use crate::cuda::operator::places::{lanes, EACH, THREADS};
 
 kernels! {
     /// Keys and values of the new tokens into the cache, and their queries apart.
-    New<T> = "opara_elementwise_new_tokens_" {
+    New<T> = "opara_elementwise_new_tokens_" for [f16 bf16 f32] {
         batch: host, numel: u32, tokens: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
         eps: f32,
         qkv: wide in T [batch * tokens * (heads + 2 * kv_heads) * dim],
@@ -47,7 +47,7 @@ impl Sizes {
         let lanes = lanes(head_dim)?;
         let are_there = ![batch, tokens, heads, kv_heads, head_dim, positions, capacity].contains(&0);
         let are_counted = self.cache() <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
-        let is_known = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        let is_known = New::<()>::is_for(dtype);
         (are_there && pairs.is_multiple_of(EACH) && are_counted && is_known).then_some(lanes)
     }
 

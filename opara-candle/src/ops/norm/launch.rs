@@ -8,7 +8,7 @@ use crate::cuda::operator::rows::{Rows, MAX_THREADS};
 
 kernels! {
     /// Layer norm of the rows of `x + bias + residual`.
-    LayerNorm<T> = "opara_norm_layer_" {
+    LayerNorm<T> = "opara_norm_layer_" for [f16 bf16 f32 f64] {
         rows: usize, columns: u32, eps: f32,
         x: vector in T [rows * columns],
         bias: vector opt T [columns],
@@ -19,7 +19,7 @@ kernels! {
     }
 
     /// RMS norm of the rows of `x`.
-    RmsNorm<T> = "opara_norm_rms_" {
+    RmsNorm<T> = "opara_norm_rms_" for [f16 bf16 f32 f64] {
         rows: usize, columns: u32, eps: f32,
         x: vector in T [rows * columns],
         scale: vector in T [columns],
@@ -27,7 +27,7 @@ kernels! {
     }
 
     /// The rows of `x + residual`, and then their RMS norm.
-    AddRmsNorm<T> = "opara_norm_add_rms_" {
+    AddRmsNorm<T> = "opara_norm_add_rms_" for [f16 bf16 f32 f64] {
         rows: usize, columns: u32, eps: f32,
         x: vector in T [rows * columns],
         residual: tested vector in T [rows * columns],

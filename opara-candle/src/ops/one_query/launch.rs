@@ -9,7 +9,7 @@ use crate::cuda::operator::places::{Split, THREADS};
 
 kernels! {
     /// What each query sees of the keys and values.
-    OneQuery<T> = "opara_attention_one_query_" {
+    OneQuery<T> = "opara_attention_one_query_" for [f16 bf16 f32] {
         batch: grid [1], numel: u32, heads: u32, dim: u32, keys: u32, of_q: u32 [2], of_k: u32 [3], of_v: u32 [3],
         of_bias: u32 [2], scale: f32,
         q: wide in T [strided([batch, heads], of_q, dim)],
@@ -40,7 +40,7 @@ impl Sizes {
         let agree = queries == 1 && self.k.dims() == [batch, heads, keys, dim] && self.v.dims() == self.k.dims();
         let is_there = batch > 0 && heads > 0 && keys > 0;
         let is_counted = batch <= 65_535 && self.bias.iter().all(|&stride| stride <= u32::MAX as usize);
-        let is_known = matches!(self.dtype, DType::F32 | DType::F16 | DType::BF16);
+        let is_known = OneQuery::<()>::is_for(self.dtype);
         let split = Split::new(1, dim, keys)?;
         (agree && is_there && is_counted && is_known).then_some(split)
     }

@@ -10,7 +10,7 @@ use crate::ops::PoolConfig;
 
 kernels! {
     /// A pool. `pitch` are elements from one image, plane and row to the next; `edges` is the padding.
-    Pool<T> = "opara_pooling_windows_" {
+    Pool<T> = "opara_pooling_windows_" for [f16 bf16 f32 f64] {
         reached: host, numel: usize, kind: i32, channels: u32, from: u32 [2], to: u32 [2], kernel: u32, stride: u32,
         edges: i32 [4], count_padding: i32, pitch: u32 [3],
         x: vector in T [reached],
@@ -18,7 +18,7 @@ kernels! {
     }
 
     /// Sums of planes, times a factor.
-    PlaneSums<T> = "opara_pooling_planes_" {
+    PlaneSums<T> = "opara_pooling_planes_" for [f16 bf16 f32 f64] {
         numel: usize, pixels: u32, channels: u32, factor: f64,
         x: vector in T [numel * pixels],
         y: out T [numel],

@@ -11,7 +11,7 @@ use crate::ops::Activation;
 
 kernels! {
     /// `norm(x) * weightᵀ + bias + residual` for `of_x` elements of `x`. A weight has `bits` a code, and `numbers` scales a group.
-    QuantizedGemv<T> = "opara_matmul_quantized_gemv_" {
+    QuantizedGemv<T> = "opara_matmul_quantized_gemv_" for [f16 bf16 f32] needs [TensorCores] {
         of_x: host, of_codes: host, of_scales: host, numel: u32, columns: u32, inner: u32, splits: u32, eps: f32,
         x: wide in T [of_x],
         norm: wide opt T [inner],
@@ -23,7 +23,7 @@ kernels! {
     }
 
     /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`.
-    QuantizedGatedGemv<T> = "opara_matmul_quantized_gated_gemv_" {
+    QuantizedGatedGemv<T> = "opara_matmul_quantized_gated_gemv_" for [f16 bf16 f32] needs [TensorCores] {
         of_x: host, of_codes: host, of_scales: host, numel: u32, columns: u32, inner: u32, splits: u32, activation: i32,
         eps: f32,
         x: wide in T [of_x],
@@ -35,7 +35,7 @@ kernels! {
     }
 
     /// Elements of a weight's rows at `ids`, or of all.
-    Dequantize<T> = "opara_dequantize_" {
+    Dequantize<T> = "opara_dequantize_" for [f16 bf16 f32] {
         of_codes: host, of_scales: host, numel: u32, columns: u32, rows: u32,
         ids: opt u32 [numel / columns],
         codes: wide in u8 [of_codes],

@@ -8,7 +8,7 @@ use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
 
 kernels! {
     /// A token for each row of logits. Positions are one for all rows, or one per row if they have their `own`.
-    Sample<T> = "opara_sample_" {
+    Sample<T> = "opara_sample_" for [f16 bf16 f32] {
         rows: u32, vocab: u32, own: u32,
         logits: vector in T [rows * vocab],
         parameters: in u32 [rows * WORDS],
@@ -18,7 +18,7 @@ kernels! {
     }
 
     /// Marks a token of each row.
-    Mark = "opara_layout_mark_" {
+    Mark = "opara_layout_mark_" for [u8] {
         rows: u32, vocab: u32,
         tokens: in u32 [rows],
         seen: kept u8 [rows * vocab],

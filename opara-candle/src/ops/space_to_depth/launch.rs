@@ -4,7 +4,7 @@ use crate::cuda::driver::kernels::{kernels, strided};
 
 kernels! {
     /// Squares of pixels become pixels.
-    SpaceToDepth<T> = "opara_layout_space_to_depth_" {
+    SpaceToDepth<T> = "opara_layout_space_to_depth_" for [f16 bf16 f32] {
         batch: host, numel: usize, side: u32, top: u32, left: u32, rows: u32, columns: u32, depth: u32, channels: u32, h: u32,
         w: u32, of_x: usize [4],
         x: in T [strided([batch, channels, h, w], of_x, 1)],

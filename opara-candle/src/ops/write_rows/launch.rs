@@ -8,7 +8,7 @@ use crate::cuda::driver::kernels::{address, blocks, expect, extent, kernels, ptx
 
 kernels! {
     /// New rows into a buffer from positions on, in units of the type in the name, which may be larger than an element.
-    WriteRows<T> = "opara_layout_write_rows_" {
+    WriteRows<T> = "opara_layout_write_rows_" for [u8 i16 u32 i64 v128] {
         reached: host, outers: u32, len: u32, row: u32, rows: u32, dims: u32 [2], from: u32 [3], from_row: u32, of_at: u32 [3],
         new: in T [reached],
         at: in u32 [strided([outers / (dims[0] * dims[1]), dims[0], dims[1]], of_at, 1)],

@@ -153,6 +153,13 @@ pub(crate) mod tests {
         Capabilities { target: Target::of(&code(target)), device, shared_per_block, processors: 132 }
     }
 
+    /// The capabilities of the device that the code was compiled for.
+    pub(crate) fn of_build(code: &str) -> Capabilities {
+        let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
+        let number: String = target.chars().filter(char::is_ascii_digit).collect();
+        capabilities(target, number.parse().unwrap_or(0), 99 << 10)
+    }
+
     #[test]
     fn the_target_is_read_from_the_ptx_text() {
         assert_eq!(Target::of(&code("sm_90a, debug")), Some(Target { number: 90, suffix: Some('a') }));

@@ -10,6 +10,9 @@
 //! - `parts T [8, 2]`: eight times two pointers that may be null, and the number that belongs to both,
 //! - `host`: a size that the kernel does not take; `grid [2]`: one that the launch's grid has along that axis.
 //!
+//! Behind the prefix of the kernel's names stand the element types that there are variants for, as their names end, and what a device
+//! `needs` to run a variant.
+//!
 //! Before a pointer's kind, `early` says that the kernel reads through it before it waits for its predecessors; `wide` that it loads
 //! vectors, and must begin at a multiple of 16 bytes; `vector` that it loads vectors where launch or kernel see that they fit; `tested`
 //! that its code looks whether it is null, though it never is. A length is an expression of the parameters. What is written is exact if
@@ -171,7 +174,7 @@ pub(crate) fn launch(
 macro_rules! kernels {
     ($(
         $(#[$doc:meta])*
-        $name:ident $(<$($type:ident),+>)? = $prefix:literal {
+        $name:ident $(<$($type:ident),+>)? = $prefix:literal for [$($element:ident)+] $(needs [$($need:ident)+])? {
             $($(#[$note:meta])* $field:ident: $($word:ident)+ $([$($inside:tt)+])?),+ $(,)?
         }
     )+) => {
@@ -179,6 +182,30 @@ macro_rules! kernels {
             $(#[$doc])*
             pub(super) struct $name<'a $($(, $type)+)?> {
                 $($(#[$note])* pub $field: kernels!(@type $($word)+ $([$($inside)+])?),)+
+            }
+
+            #[allow(dead_code, reason = "not every operator asks")]
+            impl $(<$($type),+>)? $name<'_ $($(, $type)+)?> {
+                const DECLARED: $crate::cuda::driver::kernels::declared::Declared = {
+                    use $crate::cuda::driver::kernels::declared::{Declared, Kind, Need, Parameter, Pointer, Role};
+                    const NEEDS: &[Need] = &[$($(Need::$need),+)?];
+                    Declared {
+                        prefix: $prefix,
+                        elements: &[$(stringify!($element)),+],
+                        needs: NEEDS,
+                        parameters: &[$(kernels!(@parameter $field; $($word)+ $([$($inside)+])?)),+],
+                    }
+                };
+
+                /// Is there a variant for elements of this type?
+                pub fn is_for(dtype: candle::DType) -> bool {
+                    Self::DECLARED.elements.contains(&dtype.as_str())
+                }
+
+                /// Has the device all that the code of a variant needs?
+                pub fn runs_on(of: &$crate::cuda::driver::kernels::Capabilities) -> bool {
+                    Self::DECLARED.needs.iter().all(|need| need.is_met(of))
+                }
             }
 
             $(#[$doc])*
@@ -205,14 +232,11 @@ macro_rules! kernels {
         )+
 
         /// The declarations of this file's kernels.
-        pub(crate) const DECLARED: &[$crate::cuda::driver::kernels::declared::Declared] = {
-            use $crate::cuda::driver::kernels::declared::{Declared, Kind, Parameter, Pointer, Role};
-            &[$(Declared {
-                prefix: $prefix,
-                parameters: &[$(kernels!(@parameter $field; $($word)+ $([$($inside)+])?)),+],
-            }),+]
-        };
+        pub(crate) const DECLARED: &[$crate::cuda::driver::kernels::declared::Declared] =
+            &[$(<$name<'static $($(, kernels!(@any $type))+)?>>::DECLARED),+];
     };
+
+    (@any $type:ident) => { () };
 
     (@type $modifier:ident $next:ident $t:ident $($rest:tt)*) => { kernels!(@type $next $t $($rest)*) };
     (@type in $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };

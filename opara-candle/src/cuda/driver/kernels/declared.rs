@@ -1,9 +1,33 @@
 //! What a kernel takes, as `kernels!` declares it.
 
+use super::Capabilities;
+
 /// The kernels whose names share a prefix, which variant and element type follow.
 pub(crate) struct Declared {
     pub prefix: &'static str,
+    /// The element types that there are variants for, as their names end.
+    pub elements: &'static [&'static str],
+    /// Instructions in the code of a variant.
+    pub needs: &'static [Need],
     pub parameters: &'static [Parameter],
+}
+
+/// Instructions that not every device has, or that the code was not compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// `mma.sync`, from sm_80 on.
+    TensorCores,
+    /// `wgmma`, of sm_90a.
+    Warpgroups,
+}
+
+impl Need {
+    pub fn is_met(self, of: &Capabilities) -> bool {
+        match self {
+            Self::TensorCores => of.has_tensor_cores(),
+            Self::Warpgroups => of.has_warpgroups(),
+        }
+    }
 }
 
 impl Declared {
