@@ -1,0 +1,139 @@
+//! Whether a text's bits depend on the texts beside it.
+
+use anyhow::Result;
+use candle::quantized::{GgmlDType, QTensor};
+use candle::{DType, Tensor};
+use opara_candle::ops::{self, Activation, QuantizedWeight};
+use opara_models::decoder::{Config, Decoder};
+
+use crate::common::{gpu, same_bits, waves};
+
+const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+/// Rows `from` to `from + count` of a matrix.
+fn rows(of: &Tensor, from: usize, count: usize) -> candle::Result<Tensor> {
+    of.narrow(0, from, count)?.force_contiguous()
+}
+
+/// Also of lengths that 16 bytes do not divide, and of which eight rows do not fit into shared memory.
+#[test]
+fn rows_of_products_are_the_same_from_two_to_eight() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (columns, inner) in [(33, 100), (50, 36), (7, 64), (1, 3), (96, 896), (301, 77), (40, 4872), (64, 14_336)] {
+        for dtype in DTYPES {
+            let on_gpu = |seed, shape: (usize, usize)| waves(seed, shape)?.to_dtype(dtype)?.to_device(&device);
+            let (x, weight) = (on_gpu(1, (8, inner))?, (on_gpu(2, (2 * columns, inner))? * 0.1)?);
+            let (scale, bias) = (on_gpu(3, (1, inner))?.flatten_all()?, on_gpu(4, (1, 2 * columns))?.flatten_all()?);
+            let residual = on_gpu(5, (8, 2 * columns))?;
+            let products = |from, count| -> candle::Result<[Tensor; 3]> {
+                let (x, residual) = (rows(&x, from, count)?, rows(&residual, from, count)?);
+                Ok([
+                    ops::norm_linear(&x, Some((&scale, 1e-5)), &weight, Some(&bias), Some(&residual))?,
+                    ops::norm_linear_act(&x, None, &weight, None, Activation::Silu)?,
+                    ops::norm_gated(&x, Some((&scale, 1e-5)), &weight, None, Activation::Gelu)?,
+                ])
+            };
+            let all = products(0, 8)?;
+            for (count, from) in (2..8).flat_map(|count| [(count, 0), (count, 8 - count)]) {
+                for (at, (got, all)) in products(from, count)?.iter().zip(&all).enumerate() {
+                    let expected = rows(all, from, count)?;
+                    assert!(
+                        same_bits(got, &expected)?,
+                        "product {at}: {count} rows of {inner} by {columns}, {dtype:?}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn rows_of_quantised_products_are_the_same_from_two_to_eight() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (columns, inner) in [(33, 32), (50, 96), (96, 992), (64, 14_336), (64, 32_000)] {
+        for (to, dtype) in [GgmlDType::Q4_0, GgmlDType::Q8_0].iter().flat_map(|&to| DTYPES.map(|dtype| (to, dtype))) {
+            let weight = QTensor::quantize(&waves(2, (columns, inner))?, to)?;
+            let weight = QuantizedWeight::new(&[&weight], &device)?;
+            let x = waves(1, (8, inner))?.to_dtype(dtype)?.to_device(&device)?;
+            let all = ops::quantized_linear(&x, None, &weight, None, None)?;
+            for (count, from) in (2..8).flat_map(|count| [(count, 0), (count, 8 - count)]) {
+                let got = ops::quantized_linear(&rows(&x, from, count)?, None, &weight, None, None)?;
+                let of = format!("{count} rows of {inner} by {columns}, {to:?}, {dtype:?}");
+                assert!(same_bits(&got, &rows(&all, from, count)?)?, "{of}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Models of sizes that kernels take, and of others.
+fn configs() -> Vec<Config> {
+    let sizes = [(128, 64, 192), (100, 20, 36), (72, 36, 52), (96, 48, 100)];
+    let config = |(hidden, head_dim, intermediate): (usize, usize, usize)| {
+        Config::from_json(&serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 300, "hidden_size": hidden, "intermediate_size": intermediate,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim,
+            "max_position_embeddings": 256,
+        }))
+        .expect("a configuration")
+    };
+    sizes.into_iter().map(config).collect()
+}
+
+/// Hidden states of some steps of texts that are written side by side, then their logits.
+fn written(model: &Decoder, texts: &[u32]) -> Result<Vec<Tensor>> {
+    let cache = model.cache(texts.len())?;
+    let mut states = Vec::new();
+    for at in 0..5 {
+        let tokens = Tensor::from_iter(texts.iter().map(|text| (text * 31 + at as u32 * 7) % 300), model.device())?;
+        states.push(model.forward(&tokens.unsqueeze(1)?, &cache.at(at)?)?.squeeze(1)?);
+    }
+    states.push(model.logits(&states[4])?);
+    Ok(states)
+}
+
+fn assert_same(got: &[Tensor], at: usize, expected: &[Tensor], of: usize, said: &str) -> Result<()> {
+    for (step, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert!(same_bits(&rows(got, at, 1)?, &rows(expected, of, 1)?)?, "step {step} of text {of}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn texts_are_the_same_beside_others() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let load = |config: &Config, dtype, to: Option<GgmlDType>| -> Result<Decoder> {
+        let vb = opara_weights::seeded(5, dtype, &device);
+        Ok(match to {
+            Some(to) => Decoder::load_quantized(vb, config, to, 64, 64)?,
+            None => Decoder::load(vb, config, 64)?,
+        })
+    };
+    let kinds =
+        DTYPES.iter().flat_map(|&dtype| [None, Some(GgmlDType::Q8_0), Some(GgmlDType::Q4_0)].map(|to| (dtype, to)));
+    for (config, (dtype, to)) in configs().iter().flat_map(|config| kinds.clone().map(move |kind| (config, kind))) {
+        let model = load(config, dtype, to)?;
+        let sizes = format!("hidden {}, heads of {}, {dtype:?}, {to:?}", config.hidden, config.head_dim);
+        // Up to eight, however many there are.
+        let texts: Vec<u32> = (0..8).collect();
+        let all = written(&model, &texts)?;
+        for count in [2, 3, 5, 8] {
+            let got = written(&model, &texts[8 - count..])?;
+            for at in 0..count {
+                assert_same(&got, at, &all, 8 - count + at, &format!("beside {count}, {sizes}"))?;
+            }
+        }
+        // More: as long as there are as many, whatever the others are.
+        for count in [9, 16, 17, 64] {
+            let texts: Vec<u32> = (0..count as u32).collect();
+            let all = written(&model, &texts)?;
+            for own in [0, count / 2, count - 1] {
+                let others: Vec<u32> =
+                    texts.iter().map(|&text| if text as usize == own { text } else { text + 100 }).collect();
+                assert_same(&written(&model, &others)?, own, &all, own, &format!("of {count}, {sizes}"))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Attention: the kernel, and its fallback.
+
+use candle::{DType, Device, Result, Tensor};
+use opara_candle::ops;
+
+use super::{assert_near, both, DTYPES};
+use crate::common::{gpu, same_bits, waves, CPU};
+
+/// Heads of this dimension and dtype with every kind of bias, compared with the CPU.
+fn attend(dim: usize, dtype: DType, tolerance: f64, device: &Device) -> Result<()> {
+    for (batch, heads, queries, keys) in
+        [(2, 3, 128, 128), (1, 2, 5, 5), (2, 2, 70, 130), (1, 4, 1, 200), (3, 1, 17, 64)]
+    {
+        // Queries, keys and values as slices of one matmul's result.
+        let of = |i: usize, tokens: usize| both(&(waves(i, (batch, tokens, 3 * heads, dim))? * 2.)?, dtype, device);
+        let ((q, q_gpu), (kv, kv_gpu)) = (of(0, queries)?, of(1, keys)?);
+        let view = |x: &Tensor, part: usize| x.transpose(1, 2)?.narrow(1, part * heads, heads);
+        let shapes = [vec![1, 1, 1, keys], vec![1, heads, queries, keys], vec![batch, 1, 1, keys], vec![queries, 1]];
+        // As large as real masks, which may mask all keys of a query.
+        let smallest = if dtype == DType::F16 { -6e4 } else { -3e38 };
+        let masked = |bias: Tensor| bias.gt(0.5)?.to_dtype(DType::F32)? * smallest;
+        let biases = shapes.iter().map(|shape| both(&masked(waves(2, shape.as_slice())?)?, dtype, device));
+        let biases = biases.collect::<Result<Vec<_>>>()?;
+        for bias in [None].into_iter().chain(biases.iter().map(Some)) {
+            let with = bias.map(|(bias, _)| bias.dims());
+            let what = format!("{batch} x {heads} x {queries} x {keys} x {dim} in {dtype:?}, {with:?}");
+            let (on_cpu, on_gpu) = (bias.map(|b| &b.0), bias.map(|b| &b.1));
+            let expected = ops::attention(&view(&q, 0)?, &view(&kv, 1)?, &view(&kv, 2)?, on_cpu, 0.25)?;
+            let [q, k, v] = [view(&q_gpu, 0)?, view(&kv_gpu, 1)?, view(&kv_gpu, 2)?];
+            let got = ops::attention(&q, &k, &v, on_gpu, 0.25)?;
+            assert_near(&got, &expected, 2. * tolerance, &what);
+
+            let apart = ops::attention(&q.contiguous()?, &k.contiguous()?, &v.contiguous()?, on_gpu, 0.25)?;
+            // Rows that are not aligned to 16 bytes.
+            let shifted = |x: &Tensor| x.pad_with_zeros(3, 1, 0)?.narrow(3, 1, dim);
+            let unaligned = ops::attention(&shifted(&q)?, &shifted(&k)?, &shifted(&v)?, on_gpu, 0.25)?;
+            assert!(same_bits(&apart, &got)?, "{what}: bits depend on the head strides");
+            assert!(same_bits(&unaligned, &got)?, "{what}: bits depend on the alignment");
+        }
+    }
+
+    let x = Tensor::zeros((1, 2, 4, dim), dtype, device)?;
+    let nothing = Tensor::full(f32::NEG_INFINITY, (4, 4), device)?.to_dtype(dtype)?;
+    let got = ops::attention(&x, &x, &x, Some(&nothing), 1.)?.to_dtype(DType::F32)?;
+    assert!(got.flatten_all()?.to_vec1::<f32>()?.iter().all(|y| y.is_nan()), "a query with all keys masked");
+    Ok(())
+}
+
+#[test]
+fn attention_agrees_with_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dim in [32, 40, 64, 80, 96, 128, 160] {
+        DTYPES[2..].iter().try_for_each(|&(dtype, tolerance)| attend(dim, dtype, tolerance, &device))?;
+    }
+    [32, 40, 64, 80].into_iter().try_for_each(|dim| attend(dim, DType::F32, 1e-5, &device))
+}
+
+/// Root of the mean square and the largest of the errors that rewriting goes by: multiples of f32's rounding of an element, or of
+/// the root mean square if that is larger.
+fn errors(got: &Tensor, expected: &Tensor) -> Result<[f64; 2]> {
+    let roundings = (expected.abs()?.broadcast_maximum(&expected.sqr()?.mean_all()?.sqrt()?)? * 2f64.powi(-24))?;
+    let errors = ((got.to_dtype(DType::F64)? - expected)?.abs()? / roundings)?;
+    Ok([errors.sqr()?.mean_all()?.sqrt()?.to_scalar()?, errors.max_all()?.to_scalar()?])
+}
+
+#[test]
+fn attention_in_f32_is_as_accurate_as_candles_but_where_sums_cancel() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let numbers = opara_weights::seeded(5, DType::F32, CPU);
+    for (heads, tokens, dim) in
+        [(4, 1024, 64), (4, 257, 64), (12, 128, 64), (4, 50, 64), (4, 300, 32), (3, 130, 40), (3, 577, 80)]
+    {
+        let of = |name: &str| numbers.get((1, heads, tokens, dim), name)?.to_device(&device);
+        let (q, k, v) = (of("q")?, of("k")?, of("v")?);
+        // Pairs of equal keys, whose values are a thousand times larger than their sums.
+        let pairs = |x: &Tensor, sign: f64| Tensor::stack(&[x, &(x * sign)?], 3)?.reshape((1, heads, (), dim));
+        let half = |x: &Tensor| x.narrow(2, 0, tokens / 2);
+        let cancelling = (pairs(&(half(&v)? * 1e3)?, -1.)? + pairs(&half(&of("more")?)?, 1.)?)?;
+        let cases = [
+            ("plain", q.clone(), k.clone(), v.clone()),
+            ("of one sign", q.clone(), k.clone(), (&v + 3.)?),
+            ("few keys that count", (&q * 4.)?, k.clone(), v.clone()),
+            ("large", (&q * 1e15)?, (&k * 1e-15)?, (&v * 1e30)?),
+            ("tiny", (&q * 1e-15)?, (&k * 1e15)?, (&v * 1e-28)?),
+            ("cancelling", q.clone(), pairs(&half(&k)?, 1.)?, cancelling),
+        ];
+        let scale = 1. / (dim as f64).sqrt();
+        for (what, q, k, v) in cases {
+            let [expected, candle] = [DType::F64, DType::F32].map(|dtype| {
+                let scores = (q.to_dtype(dtype)?.matmul(&k.to_dtype(dtype)?.t()?)? * scale)?;
+                let e = scores.broadcast_sub(&scores.max_keepdim(3)?)?.exp()?;
+                let weights = match dtype {
+                    DType::F32 => candle_nn::ops::softmax_last_dim(&scores)?,
+                    _ => e.broadcast_div(&e.sum_keepdim(3)?)?,
+                };
+                weights.matmul(&v.to_dtype(dtype)?)
+            });
+            let (expected, candle) = (expected?, candle?);
+            let [[rms, most], [candles_rms, candles_most]] =
+                [errors(&ops::attention(&q, &k, &v, None, scale)?, &expected)?, errors(&candle, &expected)?];
+            println!(
+                "{what}, {heads} x {tokens} x {dim}: {rms:.2} {most:.1}, candle's {candles_rms:.2} {candles_most:.1}"
+            );
+            // Products keep 22 bits: what cancels to a thousandth shows the two that are missing.
+            let [of_rms, of_most] = if what == "cancelling" { [8., 8.] } else { [1.05, 1.5] };
+            assert!(
+                rms <= of_rms * candles_rms + 0.05 && most <= of_most * candles_most + 1.,
+                "{what}, {heads} x {tokens} x {dim}: {rms:.2} roundings, at most {most:.1}; candle's {candles_rms:.2}, {candles_most:.1}"
+            );
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nan_in_attention_operands_reaches_the_right_outputs() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in &DTYPES[1..] {
+        let ones = Tensor::ones((1, 1, 70, 64), *dtype, &device)?;
+        // One query, or one element of a value.
+        let query = Tensor::arange(0f32, 70., &device)?.reshape((1, 1, 70, 1))?.eq(5.)?;
+        let element = Tensor::arange(0f32, 64., &device)?.reshape((1, 1, 1, 64))?.eq(9.)?;
+        let nan = (&ones * f64::NAN)?;
+        let with = |x: &Tensor| x.broadcast_as(ones.shape())?.where_cond(&nan, &ones);
+        for (q, v, expected) in [(with(&query)?, ones.clone(), &query), (ones.clone(), with(&element)?, &element)] {
+            let got = ops::attention(&q, &ones, &v, None, 0.125)?.to_dtype(DType::F32)?;
+            let is_nan = got.ne(&got)?;
+            let expected = expected.broadcast_as(is_nan.shape())?;
+            assert!(same_bits(&is_nan, &expected.contiguous()?)?, "{dtype:?}: {is_nan}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_with_unsupported_head_dimensions() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    attend(64, DType::F64, 1e-12, &device)?;
+    attend(128, DType::F32, 2e-3, &device)?;
+    DTYPES.iter().try_for_each(|&(dtype, tolerance)| attend(24, dtype, tolerance, &device))
+}
+
+#[test]
+fn heads_of_queries_share_keys_and_values() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, dim) in DTYPES.iter().flat_map(|(dtype, _)| [40, 64, 80, 128, 160, 24].map(|dim| (*dtype, dim))) {
+        // Slices of one matmul's result: 6 heads of queries, 2 of keys and 2 of values.
+        let x = waves(1, (2, 40, 10, dim))?.to_dtype(dtype)?.to_device(&device)?.transpose(1, 2)?;
+        let (q, k, v) = (x.narrow(1, 0, 6)?, x.narrow(1, 6, 2)?, x.narrow(1, 8, 2)?);
+        let each =
+            |x: &Tensor| x.unsqueeze(2)?.broadcast_as((2, 2, 3, 40, dim))?.contiguous()?.reshape((2, 6, 40, dim));
+        let apart = ops::attention(&q, &each(&k)?, &each(&v)?, None, 0.25)?;
+        assert!(same_bits(&ops::attention(&q, &k, &v, None, 0.25)?, &apart)?, "{dim} in {dtype:?}");
+        assert!(ops::attention(&q.narrow(1, 0, 5)?, &k, &v, None, 0.25).is_err(), "5 heads cannot share 2");
+    }
+    Ok(())
+}
+
+#[test]
+fn attention_operands_without_a_kernel() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for (dtype, _) in DTYPES {
+        let of = |tokens: usize| Tensor::ones((1, 2, tokens, 64), dtype, &device);
+        let (x, k) = (of(4)?, of(6)?);
+        assert!(ops::attention(&x, &k, &x, None, 1.).is_err(), "keys and values of different lengths");
+        assert!(ops::attention(&x, &k, &k, Some(&k), 1.).is_err(), "a bias of another shape");
+        let alike = ops::attention(&x, &k, &k, None, 0.)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        assert!(alike.iter().all(|y| (y - 1.).abs() < 0.01), "weights that do not depend on scores");
+    }
+    Ok(())
+}
