@@ -24,7 +24,7 @@ use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
-use crate::rewrite::accuracy::near;
+use crate::rewrite::accuracy::{near, same_kinds};
 use crate::rewrite::choice::{choose_usable, Choice};
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::timing::{wall_us, StageTimes};
@@ -66,6 +66,8 @@ struct Rewriter {
     is_long: bool,
     /// Is it all as an earlier build decided?
     is_kept: bool,
+    /// Is a run rewritten as an earlier build decided, so that this one has not judged it?
+    has_trusted: bool,
     /// Has nothing failed that may succeed in a later build, such as for lack of memory?
     is_final: bool,
 }
@@ -82,8 +84,8 @@ struct RewrittenRun {
 impl Rewriter {
     fn new(rewriting: Rewriting, examples: Vec<Example>, times: StageTimes) -> Self {
         let (notes, runs) = (Vec::new(), Vec::new());
-        let (is_long, is_kept, is_final) = (false, false, true);
-        Self { rewriting, examples, notes, times, weights: None, runs, is_long, is_kept, is_final }
+        let (is_long, is_kept, has_trusted, is_final) = (false, false, false, true);
+        Self { rewriting, examples, notes, times, weights: None, runs, is_long, is_kept, has_trusted, is_final }
     }
 
     fn rewrite(mut self, program: Box<CudaProgram>, kept: Option<Outcome>) -> Result<RewrittenProgram> {
@@ -183,7 +185,7 @@ impl Rewriter {
                 format!("the rewritten launches take {us:.0} us one after the other, candle's {candle_us:.0}")
             }
             Ok((values, us)) => match self.are_near(&values, apart)? {
-                Err(reason) if self.is_kept => {
+                Err(reason) if self.has_trusted => {
                     tracing::warn!(reason, "what an earlier build decided on rewriting does not stand: deciding anew");
                     // There may be no memory for both.
                     drop((program, values));
@@ -207,11 +209,15 @@ impl Rewriter {
         Ok(self.unchanged(exact, Some(reason)))
     }
 
-    /// Whether a rewritten pass gives what candle gave for each example.
+    /// Whether a rewritten pass gives what candle gave for each example. Where an earlier decision is trusted, integers have to be equal, and
+    /// numbers finite where candle's are: nothing else holds them against anything.
     fn are_near(&self, values: &[Values], apart: f64) -> Result<std::result::Result<(), String>> {
         for (example, values) in self.examples.iter().zip(values) {
             for (candle, other) in example.outputs.iter().zip(&values.outputs) {
-                if let Err(reason) = near(candle, other, apart)? {
+                let is_exact = self.has_trusted && !candle.dtype().is_float();
+                let kinds = if self.has_trusted { same_kinds(candle, other)? } else { Ok(()) };
+                let nearness = near(candle, other, if is_exact { 0. } else { apart })?;
+                if let Err(reason) = kinds.and(nearness) {
                     return Ok(Err(reason));
                 }
             }
@@ -315,6 +321,7 @@ impl Rewriter {
                 let is_computed = evaluate(&graph, &inputs, Arithmetic::Typed, Numbers::All).is_ok();
                 let captured = if is_computed { capture(&graph, &inputs)?.ok() } else { None };
                 let (notes, standing) = (Vec::new(), standing.clone());
+                self.has_trusted |= captured.is_some();
                 captured.map(|captured| (Choice { graph, fits, compared, notes, standing }, captured))
             }
             None => None,

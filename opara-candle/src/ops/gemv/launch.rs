@@ -121,7 +121,7 @@ impl Sizes {
             return None;
         }
         let most = if of.is_on_tensor_cores() { of.room_ahead(capabilities) } else { STEPS };
-        of.ahead = of.steps(of.splits()).min(most);
+        of.ahead = of.own_steps().min(most);
         (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
     }
 
@@ -187,6 +187,13 @@ impl Sizes {
     /// bits of a row do not depend on how many there are.
     fn splits(&self) -> usize {
         [1, 2, 4, WARPS].into_iter().min_by_key(|&splits| self.steps(splits)).unwrap_or(1)
+    }
+
+    /// Steps of a warp of this device: more than of an H100's where there are fewer blocks. `gemv.cuh` takes turns with as many chunks of
+    /// shared memory.
+    fn own_steps(&self) -> usize {
+        let warps = self.blocks() as usize * (WARPS / self.splits());
+        self.groups().div_ceil(warps) * self.chunks().div_ceil(self.splits())
     }
 
     fn blocks(&self) -> u32 {
@@ -272,6 +279,22 @@ pub(super) fn gemv<T: DeviceRepr>(
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::capabilities::tests::capabilities;
+
+    #[test]
+    fn what_a_warp_asks_for_ahead_has_room_on_devices_of_any_size() {
+        let plain = Epilogue::Added(Activation::None);
+        for processors in [1, 16, 58, 108, 114, 132, 170] {
+            let of_device = capabilities("sm_80", 80, 163 << 10).with_processors(processors);
+            for (columns, inner) in [(1536, 1536), (2048, 2048), (4864, 896), (151_936, 896), (8, 64)] {
+                for (dtype, rows) in [(DType::F16, 1), (DType::F32, 1), (DType::F32, 8)] {
+                    let of = Sizes::new(dtype, [rows, columns, inner], plain, &of_device).expect("it fits");
+                    let sets = of.groups() * of.splits();
+                    let rounds = sets.div_ceil(of.blocks() as usize * WARPS) * of.chunks().div_ceil(of.splits());
+                    assert_eq!(of.ahead, rounds.min(STEPS), "{of:?}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn splits_depend_on_the_weight_alone_and_leave_the_fewest_steps() {

@@ -153,6 +153,13 @@ pub(crate) mod tests {
         Capabilities { target: Target::of(&code(target)), device, shared_per_block, processors: 132 }
     }
 
+    impl Capabilities {
+        /// The same with another number of multiprocessors.
+        pub(crate) fn with_processors(self, processors: usize) -> Self {
+            Self { processors, ..self }
+        }
+    }
+
     /// The capabilities of the device that the code was compiled for.
     pub(crate) fn of_build(code: &str) -> Capabilities {
         let target = code.lines().find_map(|line| line.strip_prefix(".target ")).unwrap_or_default();
