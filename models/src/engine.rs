@@ -182,6 +182,8 @@ impl<M: TextModel> Engine<M> {
         let free = self.seats.iter().enumerate().filter(|(slot, seat)| fits(*slot, seat));
         let (slot, _) = free.min_by_key(|(_, seat)| seat.used).ok_or(TextError::NoSlot { slots: self.seats.len() })?;
         if cached > 0 {
+            // A copy that fails may have overwritten a part of it.
+            self.seats[slot].kept.clear();
             self.graphs.slots.copy(from, slot)?;
         }
         Ok((slot, cached))
@@ -299,13 +301,15 @@ impl<M: TextModel> Engine<M> {
             self.graphs.slots.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
             self.has_changed = false;
         }
-        let free = self.free();
+        let mut free = self.free();
         let Self { graphs, seats, has_changed, .. } = self;
         graphs.write(bucket, has_marks, if reads { 1 } else { left }, |tokens| {
             for &slot in &writing {
                 let sequence = &mut seats[slot].sequence;
                 let barred = sequence.as_ref().is_some_and(Sequence::bars_ends);
-                *has_changed |= sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some();
+                if sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some() {
+                    (free, *has_changed) = (free + 1, true);
+                }
                 *has_changed |= barred && sequence.as_ref().is_some_and(|sequence| !sequence.bars_ends());
             }
             !(returns(free) || *has_changed)

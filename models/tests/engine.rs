@@ -81,7 +81,7 @@ impl Listener for Kept {
 }
 
 /// The text of a request that has the engine for itself.
-fn alone(engine: &mut Engine<Decoder>, request: &Request) -> Text {
+fn alone<M: TextModel>(engine: &mut Engine<M>, request: &Request) -> Text {
     let (kept, text) = Kept::new(usize::MAX);
     engine.add(request.clone(), kept).expect("a slot is free");
     while engine.live() > 0 {
@@ -291,6 +291,92 @@ fn bad_requests_leave_the_others_alone() {
         engine.step(|_| false).expect("it runs");
     }
     assert_eq!(text.lock().expect("a text").tokens.len(), 30);
+}
+
+#[test]
+fn steps_tell_how_many_slots_are_free() {
+    for is_replayed in [false, true] {
+        let builder = is_replayed.then(OparaExecutor::builder);
+        let mut engine = engine(&model(), Options { slots: 3, builder, ..Options::default() });
+        let texts = [4, 9, 9].map(|most| {
+            let (kept, text) = Kept::new(usize::MAX);
+            engine.add(Request { prompt: vec![3, 1, 4], most, ..Request::default() }, kept).expect("a slot is free");
+            text
+        });
+        let ended = || texts.iter().filter(|text| text.lock().expect("no panic").end.is_some()).count();
+        let mut told = Vec::new();
+        while engine.live() > 0 {
+            let tell = |free| {
+                assert_eq!(free, ended());
+                told.push(free);
+                false
+            };
+            engine.step(tell).expect("it runs");
+        }
+        told.dedup();
+        assert_eq!(told[..2], [0, 1]);
+        assert_eq!(told.last(), Some(&3));
+    }
+}
+
+/// A decoder with a memory more, which is not contiguous: it cannot be copied.
+struct Uncopied(Arc<Decoder>);
+
+impl TextModel for Uncopied {
+    const IS_CAUSAL: bool = true;
+
+    fn device(&self) -> &Device {
+        CPU
+    }
+
+    fn vocab(&self) -> usize {
+        self.0.vocab()
+    }
+
+    fn part(&self) -> usize {
+        self.0.part()
+    }
+
+    fn first_position(&self, prompt: usize) -> usize {
+        self.0.first_position(prompt)
+    }
+
+    fn fits(&self, prompt: usize, answer: usize) -> Result<(), TextError> {
+        self.0.fits(prompt, answer)
+    }
+
+    fn memory(&self, texts: usize) -> candle::Result<Vec<Tensor>> {
+        Ok([self.0.memory(texts)?, vec![Tensor::zeros((2, texts), DType::F32, CPU)?.t()?]].concat())
+    }
+
+    fn read(&self, part: &Part, memory: &[Tensor]) -> candle::Result<Tensor> {
+        self.0.read(part, &memory[..memory.len() - 1])
+    }
+
+    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> candle::Result<Tensor> {
+        TextModel::step(&*self.0, tokens, positions, &memory[..memory.len() - 1])
+    }
+}
+
+#[test]
+fn a_slot_into_which_half_a_text_was_copied_is_read_anew() {
+    let mut engine =
+        Engine::new(Arc::new(Uncopied(model())), Options { slots: 2, ..Options::default() }).expect("memory");
+    let [first, other] = [1, 2].map(|start| {
+        let prompt = (0..140).map(|at| (at * 7 + start) % 96).collect();
+        Request { prompt, most: 20, ..Request::default() }
+    });
+    let expected = alone(&mut engine, &first).tokens;
+    assert_eq!(alone(&mut engine, &first).cached, 128);
+    // In the other slot, so that what was read has to be copied for the next one.
+    let (kept, _) = Kept::new(usize::MAX);
+    engine.add(other.clone(), kept).expect("a slot is free");
+    engine.step(|_| true).expect("it runs");
+    let (kept, _) = Kept::new(usize::MAX);
+    assert!(matches!(engine.add(other, kept), Err(TextError::Candle(_))));
+    assert_eq!((engine.live(), engine.free()), (1, 1));
+    let again = alone(&mut engine, &first);
+    assert_eq!((again.tokens, again.cached), (expected, 0));
 }
 
 fn resident() -> usize {
