@@ -204,6 +204,9 @@ impl<M: TextModel> Engine<M> {
     }
 
     /// Ends all texts, as failed for this reason, and forgets what was read. Others may be added.
+    ///
+    /// Whoever catches a panic of a listener, of `returns` or of the model in a [`step`](Self::step) has to call it: other texts may have
+    /// missed a token.
     pub fn fail(&mut self, reason: &str) {
         self.has_changed = true;
         for seat in &mut self.seats {
