@@ -6,7 +6,7 @@ use candle::{Result, Tensor};
 use opara_plan::rewrite::rules::Match;
 use opara_plan::rewrite::{Compared, Graph};
 
-use super::accuracy::{compare, near, same_kinds};
+use super::accuracy::{compare, near_in_kind, same_kinds};
 use super::alone::Candles;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 use super::set::{beginning, in_one_row, joined, Set, ENOUGH};
@@ -86,11 +86,9 @@ pub(super) fn follow([reference, candle, other]: [&Tensor; 3], apart: f64) -> Re
         Ok(own) => own.apart,
         Err(reason) => return Ok(Err(reason)),
     };
-    for [one, other] in [[candle, other], [other, candle]] {
-        if let Err(reason) = same_kinds(one, other)? {
-            return Ok(Err(reason));
-        }
+    if let Err(reason) = same_kinds(other, candle)? {
+        return Ok(Err(reason));
     }
-    let (apart, is_float) = (apart.max(own), candle.dtype().is_float());
-    Ok(near(candle, other, if is_float { apart } else { 0. })?.map(|()| apart))
+    let apart = apart.max(own);
+    Ok(near_in_kind(candle, other, apart)?.map(|()| apart))
 }

@@ -121,7 +121,8 @@ impl Sizes {
             return None;
         }
         let most = if of.is_on_tensor_cores() { of.room_ahead(capabilities) } else { STEPS };
-        of.ahead = of.own_steps().min(most);
+        // Of this device, which may have fewer blocks than an H100: `gemv.cuh` takes turns with as many chunks of shared memory.
+        of.ahead = of.steps_of(of.blocks() as usize, of.splits()).min(most);
         (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
     }
 
@@ -178,22 +179,20 @@ impl Sizes {
         self.columns.div_ceil(self.division().rows / self.epilogue.rows())
     }
 
-    /// Steps of a warp from the first chunk to the last one, where so many warps share rows of the weight.
+    /// Steps of an H100's warp from the first chunk to the last one, where `splits` warps share rows of the weight.
     fn steps(&self, splits: usize) -> usize {
-        self.groups().div_ceil(PROCESSORS * self.division().blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
+        self.steps_of(PROCESSORS * self.division().blocks, splits)
+    }
+
+    /// The same where there are as many blocks as `blocks`.
+    fn steps_of(&self, blocks: usize, splits: usize) -> usize {
+        self.groups().div_ceil(blocks * (WARPS / splits)) * self.chunks().div_ceil(splits)
     }
 
     /// Warps that share rows of the weight: as many as have the fewest steps. It depends on the weight and the kernel alone, so that the
     /// bits of a row do not depend on how many there are.
     fn splits(&self) -> usize {
         [1, 2, 4, WARPS].into_iter().min_by_key(|&splits| self.steps(splits)).unwrap_or(1)
-    }
-
-    /// Steps of a warp of this device: more than of an H100's where there are fewer blocks. `gemv.cuh` takes turns with as many chunks of
-    /// shared memory.
-    fn own_steps(&self) -> usize {
-        let warps = self.blocks() as usize * (WARPS / self.splits());
-        self.groups().div_ceil(warps) * self.chunks().div_ceil(self.splits())
     }
 
     fn blocks(&self) -> u32 {

@@ -86,6 +86,17 @@ fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compar
     Ok(Compared::new(unit, [candle, other]))
 }
 
+/// Whether results are [near](near) candle's and NaN or infinite where these are. Integers have to be equal.
+///
+/// # Errors
+/// The inner one says why not.
+pub(crate) fn near_in_kind(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
+    match same_kinds(candle, other)? {
+        Ok(()) => near(candle, other, if candle.dtype().is_float() { apart } else { 0. }),
+        different => Ok(different),
+    }
+}
+
 /// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room
 /// for sixteen times as much, and for as many roundings of their type.
 ///
