@@ -80,7 +80,7 @@ struct Args {
     numerics: String,
 
     /// Only build executors with these numerics and measure them, without eager passes: `exact`, `accurate`, or both. The lines of
-    /// `--json` are then those of benches/results/unchanged.json.
+    /// `--json` then have the fields of benches/results/unchanged.json.
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(["exact", "accurate"]))]
     unchanged: Vec<String>,
 
@@ -89,7 +89,7 @@ struct Args {
     #[arg(long, default_value_t = 1, requires = "unchanged", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
 
-    /// Folder that keeps compiled kernels and what came of rewriting for a second run, as `Builder::cache_folder`.
+    /// Folder that keeps compiled kernels and decisions of rewriting for a second run, as `Builder::cache_folder`.
     #[arg(long, requires = "unchanged")]
     cache: Option<PathBuf>,
 

@@ -29,8 +29,8 @@ use self::sequence::Sequence;
 
 /// Writes texts for requests that come and go, each in a slot of one batch.
 ///
-/// Prompts are read by parts, between the steps that add a token to every other text. What a text is does not depend on the others,
-/// nor on what its slot was used for before. Whole parts of a prompt that some slot has read already, for the same tokens from the
+/// Prompts are read by parts, between the steps that add a token to every other text. A text does not depend on the others,
+/// nor on the texts that its slot had before. Whole parts of a prompt that some slot has read already, for the same tokens from the
 /// beginning on, are copied instead of read.
 ///
 /// ```
@@ -76,7 +76,7 @@ pub struct Options {
     /// depend on their number, not on the other texts: texts may differ by a rounding while more than eight slots are in use. So do
     /// those of an engine of one slot, whose kernels are the fastest for one text.
     pub slots: usize,
-    /// Prompts that are read together, at most as many as slots. Together is faster if there are always so many, and slower if one comes
+    /// Prompts that are read together, at most as many as slots. Together is faster if that many always wait, and slower if one comes
     /// at a time. A text's roundings depend on the number, not on the other prompts.
     pub prompts: usize,
     /// Settings of executors. Without them the engine runs eagerly.
@@ -178,7 +178,7 @@ impl<M: TextModel> Engine<M> {
         if cached > 0 && fits(from, &self.seats[from]) {
             return Ok((from, cached));
         }
-        // What was used last may be asked for again.
+        // The slot that was used last may be asked for again.
         let free = self.seats.iter().enumerate().filter(|(slot, seat)| fits(*slot, seat));
         let (slot, _) = free.min_by_key(|(_, seat)| seat.used).ok_or(TextError::NoSlot { slots: self.seats.len() })?;
         if cached > 0 {
@@ -243,7 +243,7 @@ impl<M: TextModel> Engine<M> {
             };
             self.graphs.slots.copy(last, free)?;
             self.seats.swap(last, free);
-            // The slot behind has what it had.
+            // The copy leaves the slot behind as it was.
             (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
             self.has_changed = true;
         }

@@ -1,4 +1,4 @@
-//! What can go wrong between a checkpoint and its decoder, and between a text and its tokens.
+//! Errors of loading a decoder from a checkpoint, and of turning a text into tokens and back.
 
 use std::path::PathBuf;
 

@@ -45,7 +45,7 @@ impl<M: TextModel> Graphs<M> {
         Ok(Self { model, slots: state, buckets, prompts, builder, starts, read: None, steps, unseen })
     }
 
-    /// The size of the smallest batch that has so many slots.
+    /// The size of the smallest batch of at least `slots` slots.
     pub fn bucket(&self, slots: usize) -> usize {
         self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(slots)
     }
@@ -57,7 +57,7 @@ impl<M: TextModel> Graphs<M> {
             .try_for_each(|at| [false, true].into_iter().try_for_each(|has| self.build_step(at, has)))
     }
 
-    /// Of the graphs that are built: that which reads, and then the steps.
+    /// Reports of the graphs that are built: the reading one, and then the steps.
     pub fn reports(&self) -> impl Iterator<Item = Report> + '_ {
         let steps = self.steps.iter().flatten().flatten().map(StepExecutor::report);
         self.read.iter().map(StepExecutor::report).chain(steps)
@@ -125,7 +125,7 @@ impl<M: TextModel> Graphs<M> {
         Ok([vec![self.starts.clone()], self.slots.memory(from, self.prompts)?].concat())
     }
 
-    /// Steps the slots of a bucket, at most so many times. `each` gets a step's tokens, one a slot, and says whether more steps are
+    /// Steps the slots of a bucket, at most `at_most` times. `each` gets a step's tokens, one a slot, and says whether more steps are
     /// wanted. It also gets the tokens of steps that were enqueued by then.
     pub fn write(
         &mut self,

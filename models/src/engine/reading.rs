@@ -6,7 +6,7 @@ use opara_candle::ops::{self, Sampler, Sampling};
 use super::slots::Slot;
 use super::text_model::{Part, TextModel};
 
-/// What is read into a slot at once.
+/// A part of a prompt, read into a slot at once.
 pub(super) struct Reading<'a> {
     /// At most [`TextModel::part`]; none if nothing is read.
     pub tokens: &'a [u32],
@@ -28,7 +28,7 @@ impl Reading<'_> {
     }
 }
 
-/// The inputs of [`read`], of parts of so many tokens. `unseen`, a row for each, is for those that mark no tokens.
+/// The inputs of [`read`], of parts of `part` tokens. `unseen`, a row for each, stands for parts that mark no tokens.
 pub(super) fn inputs(of: &[Reading], part: usize, unseen: &Tensor, device: &Device) -> Result<Vec<Tensor>> {
     let filled = |of: &Reading| of.tokens.iter().copied().chain(std::iter::repeat(0)).take(part).collect::<Vec<_>>();
     let last = of.iter().enumerate().map(|(row, of)| (row * part + of.tokens.len().saturating_sub(1)) as u32);

@@ -43,7 +43,7 @@ impl Seat {
         self.sequence.as_ref().map_or(kept, Sequence::on_device)
     }
 
-    /// What is read into the slot next.
+    /// The part of the prompt that is read into the slot next.
     pub fn next<M: TextModel>(&self, graphs: &Graphs<M>) -> Result<Reading<'_>> {
         let Some(sequence) = self.reading() else { return Ok(Reading::none(self.on_device())) };
         let (tokens, is_last) = sequence.part(graphs.model.part());

@@ -120,7 +120,7 @@ impl Sequence {
         until - self.written
     }
 
-    /// The next tokens of the prompt to read, at most so many, and whether they are the last.
+    /// The next tokens of the prompt to read, at most a part of them, and whether they are the last.
     pub fn part(&self, most: usize) -> (&[u32], bool) {
         let left = &self.request.prompt[self.read..];
         (&left[..left.len().min(most)], left.len() <= most)

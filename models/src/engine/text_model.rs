@@ -7,7 +7,7 @@ use super::error;
 
 /// A model that an [`Engine`](super::Engine) writes texts with. It computes logits; the engine draws tokens.
 ///
-/// What it remembers of several texts is in tensors whose first dimension is the text. [`read`](Self::read) and [`step`](Self::step)
+/// Its memory of several texts is tensors whose first dimension is the text. [`read`](Self::read) and [`step`](Self::step)
 /// are recorded once and replayed for all texts: they write to that memory by operators that write in place.
 pub trait TextModel: Send + Sync + 'static {
     /// Whether the memory of a prompt's beginning does not depend on the tokens behind it. Then it is copied for other prompts that
@@ -23,7 +23,7 @@ pub trait TextModel: Send + Sync + 'static {
     /// Tokens of a prompt that are read at once.
     fn part(&self) -> usize;
 
-    /// Where the first token stands that is written behind a prompt of so many tokens.
+    /// Where the first token stands that is written behind a prompt of this many tokens.
     fn first_position(&self, prompt: usize) -> usize;
 
     /// Fails for a text that is too long.
@@ -32,7 +32,7 @@ pub trait TextModel: Send + Sync + 'static {
     /// A text of these numbers of tokens is longer than the model's room.
     fn fits(&self, prompt: usize, answer: usize) -> error::Result<()>;
 
-    /// The memory of so many texts, empty.
+    /// The empty memory of `texts` texts.
     ///
     /// # Errors
     /// No memory left.

@@ -21,7 +21,7 @@ const MADE_ITEM: u64 = 128;
 const VISIT: u64 = 128;
 
 thread_local! {
-    /// What the rendering on this thread has left. A rendering stays on its thread, and begins by filling this up.
+    /// The units that the rendering on this thread has left. A rendering stays on its thread, and begins by filling this up.
     static LEFT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -62,7 +62,7 @@ pub(super) fn made_items(items: usize) -> Result<(), Error> {
     of(items, MADE_ITEM)
 }
 
-/// Pays for so many looks at a value.
+/// Pays for looking `times` times at a value.
 pub(super) fn visit(times: usize) -> Result<(), Error> {
     of(times, VISIT)
 }

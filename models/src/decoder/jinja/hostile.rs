@@ -9,7 +9,7 @@ fn rendered(source: &str, names: Value) -> Result<String, Error> {
     Jinja::parse(source, now).and_then(|jinja| jinja.render(names))
 }
 
-/// What these templates may spend, as a part of what is allowed: all of it takes them a second or two each. One that spends nothing would
+/// The part of the budget that these templates may spend: all of it takes them a second or two each. One that spends nothing would
 /// run for days.
 const PART: u64 = 32;
 

@@ -24,7 +24,7 @@ const WORDS: &[(&str, (Family, Class, Traffic))] = &[
     ("softmax", (Softmax, Memory, Accesses)),
 ];
 
-/// What a kernel of this library does; `None` if its name says nothing.
+/// Family, class and traffic of a kernel of this library; `None` if its name says nothing.
 pub(super) fn properties(name: &str) -> Option<(Family, Class, Traffic)> {
     let word = name.strip_prefix(OWN)?.split('_').next()?;
     WORDS.iter().find(|(known, _)| *known == word).map(|(_, properties)| *properties)

@@ -1,6 +1,6 @@
 //! The laboratory: schedulers of other papers, which Opara's is compared with, and a model of a device, which schedules run on without one.
 //!
-//! No stage of a build imports it. What it holds is reached by name, as a [`BuiltIn`](crate::schedule::BuiltIn), and by `opara`'s commands on
+//! No stage of a build imports it. Its schedulers are reached by name, as a [`BuiltIn`](crate::schedule::BuiltIn), and by `opara`'s commands on
 //! traces.
 
 pub mod ios;

@@ -1,4 +1,4 @@
-//! Checks what is said of kernels against their PTX before it is used: the table of candle's effects, and this library's declarations.
+//! Checks statements about kernels against their PTX before they are used: the table of candle's effects, and this library's declarations.
 
 use super::effects::{element_size, Before, Effects, Extent, Factor};
 use super::ptx::Entry;
@@ -170,7 +170,7 @@ mod tests {
             let types: BTreeSet<&str> = variants.iter().map(last).collect();
             assert_eq!(types, kernel.elements.iter().copied().collect(), "{}", kernel.prefix);
             for (need, instruction) in [(Need::TensorCores, "mma.sync"), (Need::Warpgroups, "wgmma.")] {
-                // What it was not compiled for is not in there.
+                // Code for older devices lacks the instruction.
                 let is_compiled = variants.iter().all(|entry| need.is_met(&of_build(entry.module)));
                 let is_used = variants.iter().any(|entry| entry.code.contains(instruction));
                 assert_eq!(is_used, is_compiled && kernel.needs.contains(&need), "{}: {need:?}", kernel.prefix);

@@ -3,7 +3,7 @@
 //! A parameter is `name: kind`, where a kind is one of
 //!
 //! - `i32`, `f32`, `f64`, `usize`: a number, which the host gives as such; `u32`: one that the host counts as `usize`; `u32 [3]`: several,
-//! - `in T [length]`: a pointer to so many elements that are read; `opt T [length]`: one that may be null;
+//! - `in T [length]`: a pointer to `length` elements that are read; `opt T [length]`: one that may be null;
 //!   `guarded T [length]`: one that may be null where another parameter keeps the kernel from it,
 //! - `out T [length]`: overwritten; `kept T [length]`: partly overwritten; `added T [length]`: read and overwritten,
 //! - `cache T [length]`: read, and partly overwritten beside a result,
@@ -15,7 +15,7 @@
 //!
 //! Before a pointer's kind, `early` says that the kernel reads through it before it waits for its predecessors; `wide` that it loads
 //! vectors, and must begin at a multiple of 16 bytes; `vector` that it loads vectors where launch or kernel see that they fit; `tested`
-//! that its code looks whether it is null, though it never is. A length is an expression of the parameters. What is written is exact if
+//! that its code looks whether it is null, though it never is. A length is an expression of the parameters. The written bytes are known exactly if
 //! its length is a product of parameters and numbers.
 //!
 //! The proof in `cuda::kernels` holds declarations against the kernels' PTX.
@@ -48,7 +48,7 @@ macro_rules! numbers {
 
 numbers! { i32 u32 f32 f64 usize }
 
-/// What the kernel does not take.
+/// A value that the host alone uses.
 impl Argument for () {
     fn push<'a>(&'a mut self, _: &mut LaunchArgs<'a>) {}
 }

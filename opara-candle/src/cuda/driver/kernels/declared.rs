@@ -1,4 +1,4 @@
-//! What a kernel takes, as `kernels!` declares it.
+//! The parameters of a kernel, as `kernels!` declares them.
 
 use super::Capabilities;
 
@@ -63,7 +63,7 @@ pub(crate) enum Shape {
     },
 }
 
-/// What is declared by one name.
+/// A parameter of a declaration.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parameter {
     pub name: &'static str,
@@ -75,10 +75,10 @@ pub(crate) struct Parameter {
     pub loads: Loads,
 }
 
-/// What a parameter is.
+/// The kind of a parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// So many numbers of so many bytes each.
+    /// `count` numbers of `bytes` bytes each.
     Numbers {
         bytes: usize,
         count: usize,
@@ -95,7 +95,7 @@ pub(crate) enum Kind {
     Grid(usize),
 }
 
-/// What a pointer is for.
+/// A pointer and its use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub role: Role,
