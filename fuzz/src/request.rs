@@ -50,6 +50,10 @@ const CALLS: [&str; 9] = [
     "inference.GRPCInferenceService/ModelStreamInfer",
 ];
 
+/// Routes of text-embeddings-inference.
+const OF_TEXTS: [&str; 8] =
+    ["/embed", "/embed_all", "/similarity", "/tokenize", "/decode", "/embed_sparse", "/predict", "/rerank"];
+
 /// Encodings that a body claims to have.
 const ENCODINGS: [Option<&str>; 4] = [None, Some("gzip"), Some("deflate"), Some("identity")];
 
@@ -61,12 +65,14 @@ static ROUTER: LazyLock<Router> = LazyLock::new(|| serve().expect("a server"));
 /// Reads an input, and says whether it could be read.
 pub fn run(bytes: &[u8]) -> bool {
     let [first, second, body @ ..] = bytes else { return false };
-    let (route, encoding) = (usize::from(*first) % (ROUTES.len() + CALLS.len()), ENCODINGS[usize::from(*second) % 4]);
-    let (request, path) = match ROUTES.get(route) {
-        Some(path) => (http(path, encoding, body, route == 4), *path),
-        None => {
-            let call = route - ROUTES.len();
-            (grpc(CALLS[call], encoding, body, call == CALLS.len() - 1), CALLS[call])
+    let route = usize::from(*first) % (ROUTES.len() + CALLS.len() + OF_TEXTS.len());
+    let encoding = ENCODINGS[usize::from(*second) % 4];
+    let (request, path) = match (ROUTES.get(route), CALLS.get(route.wrapping_sub(ROUTES.len()))) {
+        (Some(path), _) => (http(path, encoding, body, route == 4), *path),
+        (_, Some(call)) => (grpc(call, encoding, body, route + 1 == ROUTES.len() + CALLS.len()), *call),
+        _ => {
+            let path = OF_TEXTS[route - ROUTES.len() - CALLS.len()];
+            (http(path, encoding, body, false), path)
         }
     };
     let (status, code, body) = RUNTIME.block_on(async {

@@ -15,7 +15,7 @@ mod config;
 pub use config::{Config, HiddenAct};
 
 /// A layer norm, whose tensors were called `gamma` and `beta` before 2019.
-fn norm(config: &Config, vb: VarBuilder) -> Result<LayerNorm> {
+fn norm(size: usize, config: &Config, vb: VarBuilder) -> Result<LayerNorm> {
     let is_old = !vb.contains_tensor("weight") && vb.contains_tensor("gamma");
     let vb = match is_old {
         true => {
@@ -26,7 +26,7 @@ fn norm(config: &Config, vb: VarBuilder) -> Result<LayerNorm> {
         }
         false => vb,
     };
-    layer_norm(config.hidden_size, config.layer_norm_eps, vb)
+    layer_norm(size, config.layer_norm_eps, vb)
 }
 
 /// The sum of word, position and token type embeddings.
@@ -36,18 +36,22 @@ struct Embeddings {
     /// Row `i` is the embedding of position `i`, so that a slice of the table replaces a lookup.
     position: Tensor,
     norm: LayerNorm,
+    /// Where the tables' rows are not as wide as hidden states.
+    project: Option<Linear>,
 }
 
 impl Embeddings {
-    fn load(vb: VarBuilder, config: &Config) -> Result<Self> {
-        let hidden = config.hidden_size;
-        let positions = (config.max_position_embeddings, hidden);
+    fn load(model: &VarBuilder, config: &Config) -> Result<Self> {
+        let (vb, size, hidden) = (model.pp("embeddings"), config.embedding_size, config.hidden_size);
+        let positions = (config.max_position_embeddings, size);
         let init = Init::Randn { mean: 0., stdev: 1. };
+        let project = || linear(size, hidden, model.pp("embeddings_project"));
         Ok(Self {
-            word: embedding(config.vocab_size, hidden, vb.pp("word_embeddings"))?,
-            token_type: embedding(config.type_vocab_size, hidden, vb.pp("token_type_embeddings"))?,
+            word: embedding(config.vocab_size, size, vb.pp("word_embeddings"))?,
+            token_type: embedding(config.type_vocab_size, size, vb.pp("token_type_embeddings"))?,
             position: vb.pp("position_embeddings").get_with_hints(positions, "weight", init)?,
-            norm: norm(config, vb.pp("LayerNorm"))?,
+            norm: norm(size, config, vb.pp("LayerNorm"))?,
+            project: (size != hidden).then(project).transpose()?,
         })
     }
 
@@ -60,7 +64,8 @@ impl Embeddings {
             tokens => ops::narrow(&self.position, 0, 0, tokens)?,
         };
         let rest = ops::add(&self.token_type.forward(token_type_ids)?, &position)?;
-        self.norm.forward_add(&self.word.forward(input_ids)?, None, &rest)
+        let sum = self.norm.forward_add(&self.word.forward(input_ids)?, None, &rest)?;
+        self.project.as_ref().map_or(Ok(sum.clone()), |project| project.forward(&sum))
     }
 }
 
@@ -74,7 +79,7 @@ impl Output {
     fn load(input: usize, config: &Config, vb: VarBuilder) -> Result<Self> {
         Ok(Self {
             dense: linear(input, config.hidden_size, vb.pp("dense"))?.packed()?,
-            norm: norm(config, vb.pp("LayerNorm"))?,
+            norm: norm(config.hidden_size, config, vb.pp("LayerNorm"))?,
         })
     }
 
@@ -180,7 +185,7 @@ impl BertModel {
         let vb = if prefixed { vb.pp("bert") } else { vb };
         let layers = vb.pp("encoder.layer");
         Ok(Self {
-            embeddings: Embeddings::load(vb.pp("embeddings"), config)?,
+            embeddings: Embeddings::load(&vb, config)?,
             layers: (0..config.num_hidden_layers)
                 .map(|i| Layer::load(i, layers.pp(i), config))
                 .collect::<Result<_>>()?,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use anyhow::{ensure, Context, Result};
 use candle::{DType, Device};
-use opara_serve::embed::{Size, TextModel};
+use opara_serve::embed::{Answers, Size, TextModel};
 use serde::de::{value::StrDeserializer, Deserialize, IntoDeserializer};
 
 use crate::Models;
@@ -102,6 +102,7 @@ impl ModelOptions {
         for (name, folder) in &self.models {
             ensure!(named.iter().all(|(other, _)| other != name), "the model {name:?} is given twice");
             let model = TextModel::open(folder).with_context(|| format!("the model {name:?} cannot be loaded"))?;
+            ensure!(matches!(model.answers(), Answers::Vectors(_)), "the model {name:?} has no vectors");
             named.push((name.clone(), self.embedder(model, &device)?));
         }
         if named.is_empty() {

@@ -8,7 +8,7 @@ use opara_serve::pb::{
 use prost::Message;
 
 /// By the number of their route in the target.
-const BODIES: [(u8, &str); 17] = [
+const BODIES: [(u8, &str); 23] = [
     (0, r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":0.5,"stream":true,"stream_options":{"include_usage":true}}"#),
     (0, r#"{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"}]}],"chat_template_kwargs":{"enable_thinking":false},"max_tokens":2}"#),
     (0, r#"{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"auto","continue_final_message":true,"add_generation_prompt":false,"max_completion_tokens":2,"response_format":{"type":"text"},"logit_bias":{}}"#),
@@ -26,6 +26,12 @@ const BODIES: [(u8, &str); 17] = [
     (5, r#"{"ready":true}"#),
     (6, r#"{"parameters":{"unload_dependents":false}}"#),
     (8, r#"{"inputs":[{"name":"text","datatype":"BYTES","shape":[1],"data":["a b"]}]}"#),
+    (18, r#"{"inputs":["a cat","dog"],"normalize":false,"dimensions":2,"prompt_name":"query","truncate":true,"truncation_direction":"Left"}"#),
+    (18, r#"{"inputs":[[1,2],[3]],"model":"bert"}"#),
+    (19, r#"{"inputs":"a cat","truncate":true}"#),
+    (20, r#"{"inputs":{"source_sentence":"a cat","sentences":["dog","cat"]},"parameters":{"truncate":true,"prompt_name":"query"}}"#),
+    (21, r#"{"inputs":["a cat","dog"],"add_special_tokens":false,"prompt_name":"query"}"#),
+    (22, r#"{"ids":[[1,2],[3]],"skip_special_tokens":false}"#),
 ];
 
 pub fn all() -> Vec<Vec<u8>> {

@@ -17,7 +17,8 @@ pub enum HiddenAct {
 }
 
 impl HiddenAct {
-    fn named(name: &str) -> Option<Self> {
+    /// The function of this name in a configuration, if it is implemented.
+    pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "gelu" => Self::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" => Self::GeluNew,
@@ -42,6 +43,8 @@ impl From<HiddenAct> for Activation {
 #[allow(missing_docs, reason = "the names are the checkpoint's")]
 pub struct Config {
     pub vocab_size: usize,
+    /// Elements of the tables' rows; a product makes `hidden_size` of them where that is another number.
+    pub embedding_size: usize,
     pub hidden_size: usize,
     pub num_hidden_layers: usize,
     pub num_attention_heads: usize,
@@ -62,10 +65,12 @@ const HARMLESS: Harmless = Harmless {
         "pooler_size_per_head",
         "pooler_type",
         "sentence_transformers",
+        "sbert_ce_default_activation_function",
         // transformers takes the positions from their embeddings.
         "max_seq_length",
     ],
     neutral: &[
+        ("add_cross_attention", "false"),
         ("directionality", "\"bidi\""),
         ("is_decoder", "false"),
         ("position_embedding_type", "\"absolute\""),
@@ -86,9 +91,11 @@ impl Config {
             return Err(WeightsError::Config { reason });
         }
         let act = fields.parsed("hidden_act", "one of gelu, gelu_new, relu", |act| HiddenAct::named(act.as_str()?))?;
+        let hidden_size = fields.needed("hidden_size")?;
         let config = Self {
             vocab_size: fields.needed("vocab_size")?,
-            hidden_size: fields.needed("hidden_size")?,
+            embedding_size: hidden_size,
+            hidden_size,
             num_hidden_layers: fields.needed("num_hidden_layers")?,
             num_attention_heads: fields.needed("num_attention_heads")?,
             intermediate_size: fields.needed("intermediate_size")?,
@@ -113,6 +120,7 @@ impl Config {
     fn sized(num_hidden_layers: usize, hidden_size: usize, num_attention_heads: usize) -> Self {
         Self {
             vocab_size: 30522,
+            embedding_size: hidden_size,
             hidden_size,
             num_hidden_layers,
             num_attention_heads,

@@ -1,62 +1,37 @@
 //! A text model on a device.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use candle::{Device, Tensor};
-use opara_candle::{ops, Builder, OparaExecutor};
-use opara_models::bert::{BertModel, Config};
+use opara_candle::{Builder, OparaExecutor};
 use parking_lot::Mutex;
 
+use super::architecture::{Padding, Sizes};
+use super::encoder::Encoder;
+use super::finish::Finish;
 use super::head::Head;
 use super::{EmbedError, Result, TextOptions, TextRow, TextTokenizer};
 use crate::batch::{Bucket, Buckets, Engine, EngineError, Health};
 
-/// A text model on a device: token ids in, one vector a text out.
+/// A text model on a device: token ids in, one answer a text out: a vector, the logits of classes, or a weight for each word of the
+/// vocabulary.
 pub struct Embedder {
     executor: OparaExecutor,
-    model: Arc<Encoder>,
+    encoder: Encoder,
+    /// For the hidden states of all tokens, made when they are first asked for.
+    all_tokens: OnceLock<(OparaExecutor, Encoder)>,
+    /// What both executors are built by.
+    builder: Builder,
     tokenizer: TextTokenizer,
     device: Device,
     buckets: Buckets,
     width: usize,
-    vocabulary: usize,
-    token_types: usize,
+    sizes: Sizes,
+    finish: Finish,
     /// What a GPU takes for a batch of each bucket.
     times: Mutex<HashMap<Bucket, Duration>>,
-}
-
-/// A transformer and the modules behind it.
-pub(super) struct Encoder {
-    pub bert: BertModel,
-    pub head: Head,
-}
-
-/// A batch of a bucket, each `(batch, tokens)` of u32.
-struct Batch {
-    ids: Tensor,
-    /// One for tokens, zero for padding.
-    mask: Tensor,
-    /// One for tokens that are pooled; `None` if the model pools all.
-    pooled: Option<Tensor>,
-    /// `None` if all tokens are of type 0.
-    types: Option<Tensor>,
-}
-
-impl Encoder {
-    fn forward(&self, batch: &Batch) -> candle::Result<Tensor> {
-        let Batch { ids, mask, pooled, types } = batch;
-        let types = match types {
-            Some(types) => types.clone(),
-            None => {
-                let (shape, device) = (ids.shape().clone(), ids.device().clone());
-                ops::constant("token_types", move || Tensor::zeros(&shape, candle::DType::U32, &device))?
-            }
-        };
-        let hidden = self.bert.forward(ids, &types, Some(mask))?;
-        self.head.apply(&hidden, pooled.as_ref().unwrap_or(mask))
-    }
 }
 
 /// Calls one after another by which a GPU's time is measured. The host enqueues each while the one before runs, so that its own
@@ -67,31 +42,19 @@ impl Embedder {
     pub(super) fn new(
         encoder: Encoder,
         tokenizer: TextTokenizer,
-        config: &Config,
-        width: usize,
+        (sizes, width, finish): (Sizes, usize, Finish),
         builder: Builder,
         device: &Device,
         buckets: &Buckets,
     ) -> Result<Self> {
-        let model = Arc::new(encoder);
-        let smallest = buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 });
-        let inputs = |ids: &[u32]| model.batch(smallest, &[&TextRow::from(ids.to_vec())], device).map(Batch::inputs);
-        // Ids and masks are looked up and multiplied by operators alone: one full row and one short one show that.
-        let (example, short) = (inputs(&[1, 2])?, inputs(&[1])?);
-        let forward = {
-            let model = model.clone();
-            move |inputs: &[Tensor]| {
-                let (ids, mask, pooled) = (inputs[0].clone(), inputs[1].clone(), inputs.get(2).cloned());
-                Ok(vec![model.forward(&Batch { ids, mask, pooled, types: None })?])
-            }
-        };
-        let executor = builder.max_shapes(buckets.len()).example(&short).build_fn(forward, &example)?;
-        let (vocabulary, token_types) = (config.vocab_size, config.type_vocab_size);
-        let (device, buckets, times) = (device.clone(), buckets.clone(), Mutex::default());
-        Ok(Self { executor, model, tokenizer, device, buckets, width, vocabulary, token_types, times })
+        let builder = builder.max_shapes(buckets.len());
+        let executor = build(&encoder, &builder, device, buckets)?;
+        let tokenizer = tokenizer.limited(buckets.longest());
+        let (device, buckets, times, all_tokens) = (device.clone(), buckets.clone(), Mutex::default(), OnceLock::new());
+        Ok(Self { executor, encoder, all_tokens, builder, tokenizer, device, buckets, width, sizes, finish, times })
     }
 
-    /// Elements of a vector.
+    /// Numbers of an answer.
     pub fn width(&self) -> usize {
         self.width
     }
@@ -106,8 +69,7 @@ impl Embedder {
         &self.tokenizer
     }
 
-    /// One vector a text, in the order of the texts. They are sorted by length and run in the largest buckets that they
-    /// fill.
+    /// One answer a text, in the order of the texts. They are sorted by length and run in the largest buckets that they fill.
     ///
     /// # Errors
     /// A text that is too long or has no tokens, a vector with NaN or infinity, and those of the executor.
@@ -136,7 +98,7 @@ impl Embedder {
 
     /// Inputs of a batch with one token a row.
     fn example(&self, bucket: Bucket) -> candle::Result<Vec<Tensor>> {
-        self.model.batch(bucket, &[&TextRow::from(vec![1])], &self.device).map(Batch::inputs)
+        example(&self.encoder, bucket, 1, &self.device)
     }
 
     /// Checks rows that did not come from the tokenizer, for a model with these numbers of tokens and of token types.
@@ -144,7 +106,7 @@ impl Embedder {
     /// # Errors
     /// A row that is empty, or that names a token or a type that the model does not have.
     pub fn check(rows: &[TextRow], vocabulary: usize, token_types: usize) -> Result<()> {
-        for (row, TextRow { ids, types, unpooled }) in rows.iter().enumerate() {
+        for (row, TextRow { ids, types, unpooled, .. }) in rows.iter().enumerate() {
             if ids.len() <= *unpooled {
                 return Err(EmbedError::Empty { text: row });
             }
@@ -171,43 +133,61 @@ impl Embedder {
             None => Ok(()),
         }
     }
-}
 
-impl Encoder {
-    /// Rows of a bucket. Padding is 0. Rows that are missing have one token, so that their means are numbers.
-    fn batch(&self, bucket: Bucket, rows: &[&TextRow], device: &Device) -> candle::Result<Batch> {
-        let size = bucket.batch * bucket.length;
-        let (mut ids, mut mask, mut pooled, mut types) = (vec![0; size], vec![0; size], vec![0; size], vec![0; size]);
-        for (index, start) in (0..bucket.batch).map(|index| index * bucket.length).enumerate() {
-            let Some(row) = rows.get(index) else {
-                (mask[start], pooled[start]) = (1, 1);
-                continue;
-            };
-            let length = row.ids.len().min(bucket.length);
-            let end = start + length;
-            ids[start..end].copy_from_slice(&row.ids[..length]);
-            mask[start..end].fill(1u32);
-            pooled[start + row.unpooled.min(length)..end].fill(1u32);
-            if !row.types.is_empty() {
-                types[start..end].copy_from_slice(&row.types[..length]);
-            }
+    /// The executor and the encoder of the hidden states of all tokens.
+    fn all_tokens(&self) -> Result<&(OparaExecutor, Encoder)> {
+        if let Some(made) = self.all_tokens.get() {
+            return Ok(made);
         }
-        let tensor = |values| Tensor::from_vec(values, (bucket.batch, bucket.length), device);
-        let has_types = rows.iter().any(|row| !row.types.is_empty());
-        Ok(Batch {
-            ids: tensor(ids)?,
-            mask: tensor(mask)?,
-            pooled: if self.head.pooling.has_prompt { None } else { Some(tensor(pooled)?) },
-            types: if has_types { Some(tensor(types)?) } else { None },
-        })
+        let encoder = Encoder { head: Head::Tokens.into(), ..self.encoder.clone() };
+        let made = (build(&encoder, &self.builder, &self.device, &self.buckets)?, encoder);
+        Ok(self.all_tokens.get_or_init(|| made))
+    }
+
+    /// The answers of rows that all ask for the hidden states of tokens, or all do not, as they come from the device.
+    fn answers(&self, bucket: Bucket, rows: &[&TextRow], has_tokens: bool) -> Result<Vec<Vec<f32>>> {
+        let (executor, encoder) = match has_tokens {
+            true => self.all_tokens().map(|(executor, encoder)| (executor, encoder))?,
+            false => (&self.executor, &self.encoder),
+        };
+        if encoder.padding == Padding::None {
+            // Without a mask a batch would have other answers than its texts alone.
+            let alone = |row: &&TextRow| {
+                let batch = encoder.batch(Bucket { batch: 1, length: row.ids.len() }, &[row], &self.device)?;
+                Ok(encoder.forward(&batch)?.flatten_all()?.to_vec1()?)
+            };
+            return rows.iter().map(alone).collect();
+        }
+        let all = match encoder.batch(bucket, rows, &self.device)?.inputs(encoder) {
+            Ok(inputs) => executor.call_to_host(&inputs)?.swap_remove(0),
+            // The executor's plans have a sum of the tables of types and positions. Other types are rare and run eagerly.
+            Err(batch) => encoder.forward(&batch)?.flatten_all()?.to_vec1()?,
+        };
+        Ok(all.chunks(all.len() / bucket.batch).take(rows.len()).map(<[f32]>::to_vec).collect())
     }
 }
 
-impl Batch {
-    /// The inputs of the executor, which takes tokens of type 0 alone.
-    fn inputs(self) -> Vec<Tensor> {
-        [self.ids, self.mask].into_iter().chain(self.pooled).collect()
-    }
+/// Inputs of a batch whose first row has so many tokens, and the others one.
+fn example(encoder: &Encoder, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
+    let batch = encoder.batch(bucket, &[&TextRow::from(vec![1; tokens])], device)?;
+    batch.inputs(encoder).map_err(|_| candle::Error::Msg("a batch without types has types".into()))
+}
+
+/// An executor of an encoder, with a plan of the smallest bucket.
+fn build(encoder: &Encoder, builder: &Builder, device: &Device, buckets: &Buckets) -> Result<OparaExecutor> {
+    let smallest = match encoder.padding {
+        // Batches have no plans.
+        Padding::None => Bucket { batch: 1, length: 1 },
+        _ => buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 }),
+    };
+    // Ids and masks are looked up and multiplied by operators alone: one full row and one short one show that.
+    let (full, short) = (smallest.length.min(2), 1);
+    let (full, short) = (example(encoder, smallest, full, device)?, example(encoder, smallest, short, device)?);
+    let forward = {
+        let encoder = encoder.clone();
+        move |inputs: &[Tensor]| Ok(vec![encoder.forward(&encoder.of_inputs(inputs))?])
+    };
+    Ok(builder.clone().example(&short).build_fn(forward, &full)?)
 }
 
 impl Engine for Embedder {
@@ -220,18 +200,34 @@ impl Engine for Embedder {
 
     fn run(&self, bucket: Bucket, rows: &[&TextRow]) -> Result<Vec<Vec<f32>>, EngineError> {
         for row in rows {
-            Self::check(std::slice::from_ref(row), self.vocabulary, self.token_types).map_err(EngineError::new)?;
+            Self::check(std::slice::from_ref(row), self.sizes.vocabulary, self.sizes.token_types)
+                .map_err(EngineError::new)?;
         }
-        let batch = self.model.batch(bucket, rows, &self.device)?;
-        let vectors = match batch.types {
-            // The executor's plans have a sum of the tables of types and positions. Other types are rare and run eagerly.
-            Some(_) => self.model.forward(&batch)?.flatten_all()?.to_vec1()?,
-            None => self.executor.call_to_host(&batch.inputs())?.swap_remove(0),
-        };
-        Ok(vectors.chunks(self.width).take(rows.len()).map(<[f32]>::to_vec).collect())
+        let mut answers = vec![Vec::new(); rows.len()];
+        for has_tokens in [false, true] {
+            let (places, part): (Vec<usize>, Vec<&TextRow>) =
+                rows.iter().enumerate().filter(|(_, row)| row.has_tokens == has_tokens).unzip();
+            if part.is_empty() {
+                continue;
+            }
+            let part_answers = self.answers(bucket, &part, has_tokens)?;
+            for ((place, row), mut answer) in places.into_iter().zip(part).zip(part_answers) {
+                answers[place] = match has_tokens {
+                    true => {
+                        answer.truncate(row.ids.len() * self.sizes.width);
+                        answer
+                    }
+                    false => self.finish.apply(answer, row.vector),
+                };
+            }
+        }
+        Ok(answers)
     }
 
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
+        if self.encoder.padding == Padding::None {
+            return Ok(());
+        }
         let inputs = self.example(bucket)?;
         self.executor.call_to_host(&inputs)?;
         // On a CPU batches share the cores that the host's work needs, too: there is no time of the device by itself.
@@ -251,6 +247,11 @@ impl Engine for Embedder {
 
     fn health(&self, buckets: &Buckets) -> Health {
         let mut health = Health::default();
+        if self.encoder.padding == Padding::None {
+            let reason = "its module has no mask: each text runs at its own length".to_owned();
+            health.eager.extend(buckets.iter().map(|bucket| (bucket, reason.clone())));
+            return health;
+        }
         for bucket in buckets.iter() {
             let report = self.example(bucket).ok().and_then(|x| self.executor.report_for(&x).ok());
             if let Some(report) = report {

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use opara_weights::WeightsError;
+use opara_weights::{FieldError, WeightsError};
 
 use crate::batch::EngineError;
 
@@ -25,12 +25,34 @@ pub enum EmbedError {
     },
 
     /// A checkpoint of another architecture.
-    #[error("the checkpoint {model} is a {kind:?}: only \"bert\" is supported")]
+    #[error("the checkpoint {model} is a {kind:?}, and only {} are known: a program may add it (`Architectures::with`)", known.join(", "))]
     Architecture {
         /// The checkpoint.
         model: String,
         /// What its `config.json` says.
         kind: String,
+        /// Those that are known.
+        known: Vec<String>,
+    },
+
+    /// A type in which a module does not compute.
+    #[error("the checkpoint {model} is a {kind:?}, whose module computes in f32 alone, not in {}: run it in f32 (`--dtype f32`)", dtype.as_str())]
+    Dtype {
+        /// The checkpoint.
+        model: String,
+        /// What its `config.json` says.
+        kind: String,
+        /// What was asked for.
+        dtype: candle::DType,
+    },
+
+    /// A vector of more elements than the model's have, or of none.
+    #[error("`dimensions` is {dimensions}, and this model's vectors have 1 to {width} elements")]
+    Dimensions {
+        /// What was asked for.
+        dimensions: usize,
+        /// Elements of the model's vectors.
+        width: usize,
     },
 
     /// A file beside the weights that is not sound.
@@ -51,6 +73,13 @@ pub enum EmbedError {
         name: String,
         /// What is supported, or what to do.
         advice: String,
+    },
+
+    /// A checkpoint whose answers this crate does not have for its architecture.
+    #[error("the checkpoint {model} has a head that is not known for its `model_type`: classifiers and encoders to words are listed in docs/read-and-refused.md")]
+    NoHead {
+        /// The checkpoint.
+        model: String,
     },
 
     /// A checkpoint of another kind of model, which gives no vectors.
@@ -103,6 +132,14 @@ pub enum EmbedError {
     /// A prompt, and the name of one.
     #[error("give `prompt` or `prompt_name`, not both")]
     TwoPrompts,
+
+    /// A prompt before pairs of texts.
+    #[error("`prompt` and `prompt_name` are for single texts, not for pairs")]
+    PairPrompt,
+
+    /// A tokenizer that only hashes words.
+    #[error("this model has random weights and no tokenizer")]
+    Untrained,
 
     /// A token type that the model does not have.
     #[error("row {row} has token type {token_type}, and the model has types below {limit}")]
@@ -160,5 +197,20 @@ impl From<opara_candle::Error> for EmbedError {
 impl From<candle::Error> for EmbedError {
     fn from(error: candle::Error) -> Self {
         EngineError::from(error).into()
+    }
+}
+
+impl From<EmbedError> for EngineError {
+    fn from(error: EmbedError) -> Self {
+        match error {
+            EmbedError::Engine(error) => error,
+            other => Self::new(other),
+        }
+    }
+}
+
+impl From<FieldError> for EmbedError {
+    fn from(error: FieldError) -> Self {
+        WeightsError::from(error).into()
     }
 }

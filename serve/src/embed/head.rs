@@ -1,16 +1,24 @@
-//! What follows the transformer: pooling, and modules over one vector a text.
+//! What follows the transformer: a vector a text, the logits of classes, or a weight for each word of the vocabulary.
 
-use candle::{Module, Tensor};
+use candle::{DType, Module, Tensor};
 use opara_candle::nn::LayerNorm;
 use opara_candle::ops;
 
 use super::dense::Dense;
+use super::layers::Layers;
+use super::splade::Splade;
 use super::Pooling;
 
 /// The modules behind the transformer on a device.
-pub(super) struct Head {
-    pub pooling: Pooling,
-    pub steps: Vec<Step>,
+pub(super) enum Head {
+    /// A vector a text.
+    Vector { pooling: Pooling, steps: Vec<Step> },
+    /// The logits of classes.
+    Classes { pooling: Pooling, layers: Layers },
+    /// A weight for each word of the vocabulary.
+    Words { layers: Layers, splade: Splade },
+    /// The hidden states themselves.
+    Tokens,
 }
 
 /// A module over `(batch, width)` of f32.
@@ -18,13 +26,27 @@ pub(super) enum Step {
     Dense(Dense),
     LayerNorm(LayerNorm),
     Normalize,
-    Truncate(usize),
 }
 
 impl Head {
-    /// `(batch, width)` of f32, of hidden states `(batch, tokens, width)` and the mask of [`Pooling::apply`].
+    /// Rows of f32, of hidden states `(batch, tokens, width)` and the mask of [`Pooling::apply`]. States `(batch, width)` are pooled
+    /// already.
     pub fn apply(&self, hidden: &Tensor, mask: &Tensor) -> candle::Result<Tensor> {
-        self.steps.iter().try_fold(self.pooling.apply(hidden, mask)?, |x, step| step.apply(&x))
+        let pooled = |pooling: &Pooling| match hidden.rank() {
+            2 => ops::to_dtype(hidden, DType::F32),
+            _ => pooling.apply(hidden, mask),
+        };
+        match self {
+            Self::Vector { pooling, steps } => steps.iter().try_fold(pooled(pooling)?, |x, step| step.apply(&x)),
+            Self::Classes { pooling, layers } => layers.forward(&pooled(pooling)?),
+            Self::Words { layers, splade } => splade.apply(&layers.forward(hidden)?, mask),
+            Self::Tokens => ops::to_dtype(hidden, DType::F32),
+        }
+    }
+
+    /// Whether it leaves out tokens of a prompt.
+    pub fn skips_prompt(&self) -> bool {
+        matches!(self, Self::Vector { pooling, .. } if !pooling.has_prompt)
     }
 }
 
@@ -39,7 +61,6 @@ impl Step {
                 let norm = ops::custom("root", &[&ops::affine(&squares, 1., 1e-24)?], |x| x[0].div(&x[0].sqrt()?))?;
                 ops::div(x, &norm)
             }
-            Self::Truncate(width) => ops::contiguous(&ops::narrow(x, 1, 0, *width)?),
         }
     }
 }

@@ -9,9 +9,11 @@ use serde_json::{Map, Value};
 
 use super::dense::DenseConfig;
 use super::file_fields::{read_json, FileFields};
+use super::finish::Finish;
 use super::head::{Head, Step};
 use super::module_norm::NormConfig;
-use super::{EmbedError, Pooling, Result};
+use super::splade::Splade;
+use super::{EmbedError, Pooling, PoolingMode, Result};
 
 const LIST: &str = "modules.json";
 
@@ -21,6 +23,10 @@ const PACKAGES: [&str; 3] = [
     "sentence_transformers.base.modules.",
     "sentence_transformers.sentence_transformer.modules.",
 ];
+
+/// Where those of encoders to words are.
+const OF_WORDS: [&str; 2] =
+    ["sentence_transformers.sparse_encoder.models.", "sentence_transformers.sparse_encoder.modules."];
 
 const KINDS: &str = "Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout are";
 
@@ -35,6 +41,7 @@ pub(super) struct Modules {
     pooling: Pooling,
     steps: Vec<StepConfig>,
     width: usize,
+    finish: Finish,
 }
 
 /// A module behind the pooling.
@@ -42,7 +49,6 @@ enum StepConfig {
     Dense(DenseConfig),
     LayerNorm(NormConfig),
     Normalize,
-    Truncate(usize),
 }
 
 /// Does sentence-transformers read this folder by a list of modules?
@@ -93,7 +99,11 @@ fn refuse_unlisted(folder: &Path) -> Result<()> {
 impl Entry {
     /// The name of the module's class, if it is one of sentence-transformers.
     fn kind(&self) -> Option<&str> {
-        let rest = PACKAGES.iter().find_map(|package| self.class.strip_prefix(package))?;
+        self.kind_in(&PACKAGES)
+    }
+
+    fn kind_in(&self, packages: &[&str]) -> Option<&str> {
+        let rest = packages.iter().find_map(|package| self.class.strip_prefix(package))?;
         match rest.rsplit_once('.') {
             None => Some(rest),
             Some((file, name)) => file.replace('_', "").eq_ignore_ascii_case(name).then_some(name),
@@ -116,6 +126,7 @@ impl Entry {
 pub(super) fn transformer(folder: &Path, list: &[Entry]) -> Result<PathBuf> {
     match list.first() {
         Some(first) if first.kind() == Some("Transformer") => Ok(first.folder.clone()),
+        Some(first) if first.kind_in(&OF_WORDS) == Some("MLMTransformer") => Ok(first.folder.clone()),
         Some(first)
             if matches!(first.kind(), None | Some("Pooling" | "Dense" | "LayerNorm" | "Normalize" | "Dropout")) =>
         {
@@ -129,40 +140,59 @@ pub(super) fn transformer(folder: &Path, list: &[Entry]) -> Result<PathBuf> {
     }
 }
 
+/// What makes weights of words, if the list is of a transformer and that.
+pub(super) fn splade(list: &[Entry], vocabulary: usize, unread: Unread) -> Result<Option<Splade>> {
+    match list {
+        [_, second] if second.kind_in(&OF_WORDS) == Some("SpladePooling") => {
+            Splade::of(second.config(unread)?, vocabulary).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
 fn wrong(folder: &Path, reason: String) -> EmbedError {
     EmbedError::File { path: folder.join(LIST), reason }
 }
 
 impl Modules {
-    /// The modules of a list behind a transformer whose vectors have `width` elements.
-    pub fn of(folder: &Path, list: &[Entry], width: usize, unread: Unread) -> Result<Self> {
+    /// The modules of a list behind a transformer whose vectors have `width` elements, and are pooled so where a module does not say.
+    pub fn of(folder: &Path, list: &[Entry], (width, mode): (usize, PoolingMode), unread: Unread) -> Result<Self> {
         let behind = |entry: &&Entry| entry.kind() != Some("Dropout");
         let mut entries = list.iter().skip(1).filter(behind);
         let first = entries.next().ok_or_else(|| wrong(folder, "it has no Pooling behind the Transformer".into()))?;
         let pooling = match first.kind() {
-            Some("Pooling") => Pooling::of(first.config(unread)?, width)?,
+            Some("Pooling") => Pooling::of(first.config(unread)?, width, mode)?,
             Some(kind @ ("Dense" | "LayerNorm" | "Normalize")) => {
                 return Err(wrong(folder, format!("{kind} stands before a Pooling, which is not supported")));
             }
             _ => return Err(first.unsupported(folder)),
         };
-        let mut modules = Self { width: width * pooling.modes.len(), pooling, steps: Vec::new() };
+        let mut modules = Self::pooled(pooling, width);
         for entry in entries {
             modules.add(folder, entry, unread)?;
+        }
+        // Requests may ask for vectors of another length.
+        modules.finish.normalizes = matches!(modules.steps.last(), Some(StepConfig::Normalize));
+        if modules.finish.normalizes {
+            modules.steps.pop();
         }
         Ok(modules)
     }
 
-    /// Those of a folder without a list: the pooling of `1_Pooling` or the mean, and vectors of length 1.
-    pub fn unlisted(folder: &Path, width: usize, unread: Unread) -> Result<Self> {
+    fn pooled(pooling: Pooling, width: usize) -> Self {
+        Self { width: width * pooling.modes.len(), pooling, steps: Vec::new(), finish: Finish::default() }
+    }
+
+    /// Those of a folder without a list: the pooling of `1_Pooling` or else this one, and vectors of length 1.
+    pub fn unlisted(folder: &Path, (width, mode): (usize, PoolingMode), unread: Unread) -> Result<Self> {
         let config = FileFields::read(&folder.join("1_Pooling/config.json"), unread)?;
-        let pooling = config.map(|fields| Pooling::of(fields, width)).transpose()?.unwrap_or_default();
-        Ok(Self { width: width * pooling.modes.len(), pooling, steps: vec![StepConfig::Normalize] })
+        let pooling = config.map_or(Ok(mode.into()), |fields| Pooling::of(fields, width, mode))?;
+        Ok(Self { finish: Finish { normalizes: true, width: None }, ..Self::pooled(pooling, width) })
     }
 
     /// The mean, and vectors of length 1.
     pub fn mean(width: usize) -> Self {
-        Self { pooling: Pooling::default(), steps: vec![StepConfig::Normalize], width }
+        Self { finish: Finish { normalizes: true, width: None }, ..Self::pooled(PoolingMode::Mean.into(), width) }
     }
 
     fn add(&mut self, folder: &Path, entry: &Entry, unread: Unread) -> Result<()> {
@@ -196,18 +226,23 @@ impl Modules {
     pub fn truncate(&mut self, width: usize) {
         if width < self.width {
             self.width = width;
-            self.steps.push(StepConfig::Truncate(width));
+            self.finish.width = Some(width);
         }
+    }
+
+    /// The end of its vectors.
+    pub fn finish(&self) -> Finish {
+        self.finish
+    }
+
+    /// How hidden states become a vector.
+    pub fn pooling(&self) -> &Pooling {
+        &self.pooling
     }
 
     /// Elements of a vector.
     pub fn width(&self) -> usize {
         self.width
-    }
-
-    /// Whether the tokens of a prompt are pooled with those of the text.
-    pub fn pools_prompt(&self) -> bool {
-        self.pooling.has_prompt
     }
 
     /// The modules behind the transformer on a device.
@@ -217,9 +252,8 @@ impl Modules {
                 StepConfig::Dense(dense) => Step::Dense(dense.load(device, unread)?),
                 StepConfig::LayerNorm(norm) => Step::LayerNorm(norm.load(device, unread)?),
                 StepConfig::Normalize => Step::Normalize,
-                StepConfig::Truncate(width) => Step::Truncate(*width),
             })
         };
-        Ok(Head { pooling: self.pooling.clone(), steps: self.steps.iter().map(step).collect::<Result<_>>()? })
+        Ok(Head::Vector { pooling: self.pooling.clone(), steps: self.steps.iter().map(step).collect::<Result<_>>()? })
     }
 }

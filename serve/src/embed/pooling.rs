@@ -44,9 +44,16 @@ pub struct Pooling {
     pub has_prompt: bool,
 }
 
-impl Default for Pooling {
-    fn default() -> Self {
-        Self { modes: vec![PoolingMode::Mean], has_prompt: true }
+impl PoolingMode {
+    /// Its name in configurations.
+    pub fn name(self) -> &'static str {
+        MODES.iter().find(|(.., mode)| *mode == self).map_or("mean", |(name, ..)| name)
+    }
+}
+
+impl From<PoolingMode> for Pooling {
+    fn from(mode: PoolingMode) -> Self {
+        Self { modes: vec![mode], has_prompt: true }
     }
 }
 
@@ -58,8 +65,8 @@ enum Names {
 }
 
 impl Pooling {
-    /// The module of this configuration, over vectors of `width` elements.
-    pub(super) fn of(fields: FileFields, width: usize) -> Result<Self> {
+    /// The module of this configuration, over vectors of `width` elements; `default` where it names no mode.
+    pub(super) fn of(fields: FileFields, width: usize, default: PoolingMode) -> Result<Self> {
         for name in ["embedding_dimension", "word_embedding_dimension"] {
             if let Some(other) = fields.take::<usize>(name)?.filter(|&other| other != width) {
                 return Err(fields.wrong(format!("`{name}` is {other}, and the model's vectors have {width} elements")));
@@ -83,7 +90,7 @@ impl Pooling {
         };
         let modes = match named {
             Some(names) => names.into_iter().map(mode).collect::<Result<_>>()?,
-            None if flagged.is_empty() => Self::default().modes,
+            None if flagged.is_empty() => vec![default],
             None => flagged,
         };
         if modes.is_empty() {
@@ -109,7 +116,7 @@ impl Pooling {
 
 impl PoolingMode {
     /// `starts` says that the mask's first place is one in every row.
-    fn apply(self, hidden: &Tensor, mask: &Tensor, starts: bool) -> candle::Result<Tensor> {
+    pub(super) fn apply(self, hidden: &Tensor, mask: &Tensor, starts: bool) -> candle::Result<Tensor> {
         let (_, tokens, _) = hidden.dims3()?;
         if self == Self::Cls && starts {
             let first = ops::to_dtype(&ops::contiguous(&ops::narrow(hidden, 1, 0, 1)?)?, DType::F32)?;

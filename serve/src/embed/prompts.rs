@@ -40,15 +40,21 @@ pub(super) struct SentenceConfig {
     pub prompts: Prompts,
     /// To how many elements vectors are cut.
     pub truncate: Option<usize>,
+    /// The function of a classifier's logits.
+    pub activation: Option<String>,
 }
 
 impl SentenceConfig {
-    /// The file in this folder; nothing if there is none.
-    pub fn read(folder: &Path, unread: Unread) -> Result<Self> {
+    /// The file in this folder, of a model of this kind; nothing if there is none.
+    pub fn read(folder: &Path, kind: &str, unread: Unread) -> Result<Self> {
         let Some(fields) = FileFields::read(&folder.join("config_sentence_transformers.json"), unread)? else {
             return Ok(Self::default());
         };
-        fields.expect("model_type", "SentenceTransformer")?;
+        fields.expect("model_type", kind)?;
+        let activation = match kind {
+            "CrossEncoder" => fields.take("activation_fn")?,
+            _ => None,
+        };
         let mut prompts = Prompts::default();
         for (name, text) in fields.take::<BTreeMap<String, Option<String>>>("prompts")?.unwrap_or_default() {
             prompts.named.insert(name, text.unwrap_or_default());
@@ -63,7 +69,7 @@ impl SentenceConfig {
         }
         // How vectors are compared is the client's affair, and versions are no part of an answer.
         fields.finish(&["__version__", "similarity_fn_name", "requirements"])?;
-        Ok(Self { prompts, truncate })
+        Ok(Self { prompts, truncate, activation })
     }
 }
 

@@ -1,5 +1,7 @@
 //! A text as token ids.
 
+use super::VectorOptions;
+
 /// A text as token ids, without padding.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TextRow {
@@ -9,6 +11,10 @@ pub struct TextRow {
     pub types: Vec<u32>,
     /// Tokens at the beginning that are a prompt's and are not pooled.
     pub unpooled: usize,
+    /// Whether the answer is the hidden state of every token, one behind another.
+    pub has_tokens: bool,
+    /// What its vector is like.
+    pub vector: VectorOptions,
 }
 
 /// All of type 0, and pooled.

@@ -1,17 +1,22 @@
-//! A text model before it is on a device: where its weights come from, its sizes, its tokenizer.
+//! A text model before it is on a device: where its weights come from, its architecture, its tokenizer.
 
 use std::path::Path;
 
 use candle::{DType, Device};
-use opara_models::bert::{BertModel, Config};
-use opara_weights::{Checkpoint, Unread};
-use serde::Deserialize;
+use candle_nn::VarBuilder;
+use opara_models::bert::Config;
+use opara_weights::{Checkpoint, Unread, WeightsError};
+use serde_json::Value;
 
-use super::embedder::Encoder;
+use super::architecture::{Architecture, Classifier, Padding, Sizes};
+use super::encoder::Encoder;
+use super::finish::Finish;
+use super::head::Head;
+use super::layers::Layers;
 use super::modules::{self, Modules};
-use super::prompts::SentenceConfig;
+use super::task::{Folder, Task};
 use super::transformer::TokenizerSettings;
-use super::{EmbedError, Embedder, Result, TextTokenizer};
+use super::{Architectures, EmbedError, Embedder, Labels, Pooling, Result, TextTokenizer};
 use crate::batch::Buckets;
 
 /// Sizes of models with random weights.
@@ -34,12 +39,26 @@ enum Weights {
     Seeded(u64),
 }
 
-/// A BERT with its tokenizer and the modules behind it, from a checkpoint or with random weights.
+/// An encoder of texts with its tokenizer and what is behind it, from a checkpoint or with random weights.
 pub struct TextModel {
     weights: Weights,
-    config: Config,
+    /// Its `model_type`.
+    kind: String,
+    architecture: Architecture,
+    task: Task,
     tokenizer: TextTokenizer,
-    modules: Modules,
+}
+
+/// What a text model's answers are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answers {
+    /// A vector a text, pooled so.
+    Vectors(Pooling),
+    /// Logits of these classes.
+    Classes(Labels),
+    /// A weight for each word of the vocabulary.
+    Words,
 }
 
 /// What suits a GPU, which is fast with many rows and takes long to build a plan.
@@ -49,31 +68,6 @@ const LENGTHS: &[usize] = &[16, 32, 64, 128, 256];
 /// What suits a CPU, which multiplies few rows as fast as many and builds a plan in some forwards: little padding.
 const CPU_BATCHES: &[usize] = &[1];
 const CPU_LENGTHS: &[usize] = &[16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448];
-
-/// Ends of the names of architectures whose encoder gives a vector a token. Their heads are left out.
-const ENCODERS: [&str; 4] = ["Model", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"];
-
-/// Which architecture a checkpoint's `config.json` names.
-#[derive(Deserialize)]
-struct Kind {
-    model_type: Option<String>,
-    architectures: Option<Vec<String>>,
-}
-
-impl Kind {
-    fn check(self, model: &str) -> Result<()> {
-        let model = model.to_owned();
-        if let Some(kind) = self.model_type.filter(|kind| kind != "bert") {
-            return Err(EmbedError::Architecture { model, kind });
-        }
-        let is_encoder =
-            |name: &String| ENCODERS.iter().any(|end| name.ends_with(end)) && !name.ends_with("LMHeadModel");
-        match self.architectures.into_iter().flatten().find(|name| !is_encoder(name)) {
-            Some(architecture) => Err(EmbedError::Head { model, architecture }),
-            None => Ok(()),
-        }
-    }
-}
 
 impl TextModel {
     /// The checkpoint in this folder: `config.json`, `tokenizer.json`, weights, and what sentence-transformers keeps beside
@@ -91,6 +85,14 @@ impl TextModel {
     /// # Errors
     /// As for [`open`](Self::open).
     pub fn open_with(folder: &Path, allow_unread: bool) -> Result<Self> {
+        Self::open_by(folder, allow_unread, &Architectures::default())
+    }
+
+    /// The same, with a transformer of one of these architectures.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_by(folder: &Path, allow_unread: bool, architectures: &Architectures) -> Result<Self> {
         if !folder.is_dir() {
             return Err(EmbedError::File { path: folder.into(), reason: "there is no such folder".into() });
         }
@@ -99,19 +101,17 @@ impl TextModel {
         let transformer = list.as_ref().map_or(Ok(folder.into()), |list| modules::transformer(folder, list))?;
         let model = transformer.display().to_string();
         let checkpoint = Checkpoint::find(&model)?.allow_unread(allow_unread);
-        checkpoint.config::<Kind>()?.check(&model)?;
-        let config = Config::of_checkpoint(&checkpoint)?;
-        let mut modules = match &list {
-            Some(list) => Modules::of(folder, list, config.hidden_size, unread)?,
-            None => Modules::unlisted(folder, config.hidden_size, unread)?,
-        };
-        let SentenceConfig { prompts, truncate } = SentenceConfig::read(folder, unread)?;
-        truncate.into_iter().for_each(|width| modules.truncate(width));
-        let settings = TokenizerSettings::read(&transformer, config.max_position_embeddings, unread)?;
+        let config: Value = checkpoint.config()?;
+        let architecture = architectures.read(&config, &model, unread)?;
+        let read = Folder { path: folder, transformer: &transformer, list: list.as_deref(), config: &config, unread };
+        let (task, prompts) = read.task(&architecture)?;
+        let settings = TokenizerSettings::read(&transformer, architecture.sizes.positions, unread)?;
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
-        let tokenizer = TextTokenizer::trained(path, settings, config.vocab_size)?;
-        let tokenizer = tokenizer.with_prompts(prompts, modules.pools_prompt());
-        Ok(Self { tokenizer, modules, config, weights: Weights::Checkpoint(checkpoint) })
+        let tokenizer = TextTokenizer::trained(path, settings, architecture.sizes.vocabulary)?;
+        let pools_prompt = !matches!(&task, Task::Vectors(modules) if !modules.pooling().has_prompt);
+        let tokenizer = tokenizer.with_prompts(prompts, pools_prompt);
+        let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("bert").to_owned();
+        Ok(Self { tokenizer, task, architecture, kind, weights: Weights::Checkpoint(checkpoint) })
     }
 
     /// Random weights of a seed, and a tokenizer that hashes words: its vectors mean nothing.
@@ -123,8 +123,9 @@ impl TextModel {
             Size::Large => Config::large(),
         };
         let tokenizer = TextTokenizer::hashing(config.vocab_size, config.max_position_embeddings);
-        let modules = Modules::mean(config.hidden_size);
-        Self { weights: Weights::Seeded(seed), config, tokenizer, modules }
+        let task = Task::Vectors(Modules::mean(config.hidden_size));
+        let architecture = Architectures::bert(config);
+        Self { weights: Weights::Seeded(seed), architecture, task, tokenizer, kind: "bert".into() }
     }
 
     /// Whether texts that are too long are cut; see [`TextTokenizer::cut`].
@@ -143,19 +144,42 @@ impl TextModel {
         self.tokenizer.limit()
     }
 
-    /// Elements of a vector.
+    /// Numbers of an answer: elements of a vector, classes, or tokens of the vocabulary.
     pub fn width(&self) -> usize {
-        self.modules.width()
+        match &self.task {
+            Task::Vectors(modules) => modules.width(),
+            Task::Classes(labels) => labels.names.len(),
+            Task::Words(_) => self.architecture.sizes.vocabulary,
+        }
+    }
+
+    /// What its answers are.
+    pub fn answers(&self) -> Answers {
+        match &self.task {
+            Task::Vectors(modules) => Answers::Vectors(modules.pooling().clone()),
+            Task::Classes(labels) => Answers::Classes(labels.clone()),
+            Task::Words(_) => Answers::Words,
+        }
+    }
+
+    /// The `model_type` of its configuration.
+    pub fn kind(&self) -> &str {
+        &self.kind
+    }
+
+    /// Sizes of its transformer.
+    pub fn sizes(&self) -> Sizes {
+        self.architecture.sizes
     }
 
     /// Tokens of the vocabulary.
     pub fn vocabulary(&self) -> usize {
-        self.config.vocab_size
+        self.architecture.sizes.vocabulary
     }
 
     /// Types that a token may have.
     pub fn token_types(&self) -> usize {
-        self.config.type_vocab_size
+        self.architecture.sizes.token_types
     }
 
     /// Its tokenizer.
@@ -163,8 +187,8 @@ impl TextModel {
         &self.tokenizer
     }
 
-    /// Buckets that end at the model's limit: of these numbers of rows, lengths, and tokens of a batch. An empty list or
-    /// `None` stands for numbers that suit a CPU, or a GPU.
+    /// Buckets that end at the model's limit, or at `tokens` if that is less: of these numbers of rows, lengths, and tokens of a batch. An
+    /// empty list or `None` stands for numbers that suit a CPU, or a GPU.
     ///
     /// # Errors
     /// As for [`Buckets::new`].
@@ -185,8 +209,14 @@ impl TextModel {
             [] => LENGTHS,
             given => given,
         };
-        let lengths = lengths.iter().copied().filter(|&length| length < self.limit()).chain([self.limit()]);
-        Buckets::new(batches.iter().copied(), lengths, tokens.unwrap_or(if is_cpu { 512 } else { 8_192 }))
+        let tokens = tokens.unwrap_or(if is_cpu { 512 } else { 8_192 });
+        let limit = self.limit().min(tokens);
+        let lengths = match self.architecture.padding {
+            Padding::Full => &[],
+            _ => lengths,
+        };
+        let lengths = lengths.iter().copied().filter(|&length| length < limit).chain([limit]);
+        Buckets::new(batches.iter().copied(), lengths, tokens)
     }
 
     /// The model on a device, with weights of `dtype`, for batches of these shapes. The plan of the smallest is built; others
@@ -209,24 +239,63 @@ impl TextModel {
         dtype: DType,
         buckets: &Buckets,
     ) -> Result<Embedder> {
-        let (length, positions) = (buckets.longest(), self.config.max_position_embeddings);
-        if length > positions {
-            return Err(EmbedError::Positions { length, positions });
+        let Self { architecture, task, .. } = self;
+        let (length, sizes) = (buckets.longest(), architecture.sizes);
+        if length > sizes.positions {
+            return Err(EmbedError::Positions { length, positions: sizes.positions });
         }
-        let (bert, unread) = match &self.weights {
+        let (vb, loaded, unread) = match &self.weights {
             Weights::Checkpoint(checkpoint) => {
+                if architecture.is_f32_only && dtype != DType::F32 {
+                    let model = checkpoint.config_path().map(|path| path.display().to_string()).unwrap_or_default();
+                    return Err(EmbedError::Dtype { model, kind: self.kind.clone(), dtype });
+                }
                 let loaded = checkpoint.load(dtype, device)?;
-                let bert = BertModel::load(loaded.vb.clone(), &self.config)?;
-                loaded.check(BertModel::is_head)?;
-                (bert, checkpoint.unread())
+                (loaded.vb.clone(), Some(loaded), checkpoint.unread())
             }
-            Weights::Seeded(seed) => {
-                let weights = opara_weights::seeded(*seed, dtype, device);
-                (BertModel::load(weights, &self.config)?, Unread::Refuse)
+            Weights::Seeded(seed) => (opara_weights::seeded(*seed, dtype, device), None, Unread::Refuse),
+        };
+        let transformer = (architecture.load)(vb.clone(), length)?;
+        let head = self.head(&vb, device, unread)?;
+        loaded.map_or(Ok(()), |loaded| loaded.check(architecture.is_unused))?;
+        let encoder = Encoder {
+            transformer: transformer.into(),
+            head: head.into(),
+            padding: architecture.padding,
+            pad: architecture.pad,
+            takes_types: matches!(task, Task::Classes(_)) && sizes.token_types > 1,
+        };
+        let finish = match task {
+            Task::Vectors(modules) => modules.finish(),
+            Task::Classes(_) | Task::Words(_) => Finish::default(),
+        };
+        let builder = if architecture.has_own_operators { builder } else { builder.accurate() };
+        let end = (sizes, self.width(), finish);
+        Embedder::new(encoder, self.tokenizer.clone(), end, builder, device, buckets)
+    }
+
+    /// What follows the transformer, on a device.
+    fn head(&self, vb: &VarBuilder, device: &Device, unread: Unread) -> Result<Head> {
+        let (sizes, expected) = (self.architecture.sizes, self.width());
+        let check = |(layers, width): (Layers, usize)| match width == expected {
+            true => Ok(layers),
+            false => {
+                let reason = format!("its head gives {width} numbers, and its configuration names {expected}");
+                Err(EmbedError::from(WeightsError::Config { reason }))
             }
         };
-        let encoder = Encoder { bert, head: self.modules.load(device, unread)? };
-        Embedder::new(encoder, self.tokenizer.clone(), &self.config, self.width(), builder, device, buckets)
+        Ok(match (&self.task, &self.architecture.classifier) {
+            (Task::Vectors(modules), _) => modules.load(device, unread)?,
+            (Task::Classes(_), Some(Classifier { pooling, layers })) => Head::Classes {
+                pooling: (*pooling).into(),
+                layers: check(Layers::load(layers, vb, DType::F32, sizes.width)?)?,
+            },
+            (Task::Classes(_), None) => return Err(EmbedError::NoHead { model: self.kind.clone() }),
+            (Task::Words(splade), _) => Head::Words {
+                layers: check(Layers::load(&self.architecture.vocabulary_head, vb, vb.dtype(), sizes.width)?)?,
+                splade: *splade,
+            },
+        })
     }
 }
 

@@ -6,11 +6,14 @@ use std::sync::Arc;
 
 use opara_models::tokenizer;
 use tokenizers::normalizers::{BertNormalizer, Lowercase, Sequence};
-use tokenizers::{NormalizerWrapper, PostProcessor, Tokenizer, TruncationDirection};
+use tokenizers::utils::truncation::truncate_encodings;
+use tokenizers::{
+    NormalizerWrapper, PostProcessor, Tokenizer, TruncationDirection, TruncationParams, TruncationStrategy,
+};
 
 use super::transformer::TokenizerSettings;
 use super::words::Words;
-use super::{EmbedError, PromptChoice, Prompts, Result, TextRow};
+use super::{EmbedError, PromptChoice, Prompts, Result, TextRow, VectorOptions};
 
 /// Turns texts into token ids, without padding. Clones share it.
 #[derive(Clone)]
@@ -38,6 +41,43 @@ pub struct TextOptions {
     pub prompt: PromptChoice,
     /// Whether texts that are too long are cut; `None` leaves it to [`TextTokenizer::cut`].
     pub cut: Option<bool>,
+    /// On which side they are cut; `None` leaves it to the tokenizer.
+    pub side: Option<Side>,
+    /// Whether the answers are the hidden states of all tokens.
+    pub has_tokens: bool,
+    /// What vectors are like.
+    pub vector: VectorOptions,
+}
+
+/// A side of a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+pub enum Side {
+    /// Its beginning.
+    #[serde(alias = "left")]
+    Left,
+    /// Its end.
+    #[serde(alias = "right")]
+    Right,
+}
+
+/// A token of a text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Token {
+    /// Its number.
+    pub id: u32,
+    /// Its part of the text, or its name where it is special.
+    pub text: String,
+    /// Whether it stands for no part of the text.
+    pub is_special: bool,
+    /// Where its part begins and ends, in characters; `None` for special ones.
+    pub place: Option<(usize, usize)>,
+}
+
+/// Whether texts are cut, and on which side.
+#[derive(Clone, Copy)]
+struct Cut {
+    cuts: bool,
+    side: TruncationDirection,
 }
 
 impl TextOptions {
@@ -52,7 +92,7 @@ impl TextOptions {
             (Some(text), None) => PromptChoice::Text(text),
             (Some(_), Some(_)) => return Err(EmbedError::TwoPrompts),
         };
-        Ok(Self { prompt, cut: truncate })
+        Ok(Self { prompt, cut: truncate, ..Self::default() })
     }
 }
 
@@ -109,6 +149,17 @@ impl TextTokenizer {
         self
     }
 
+    /// Whether texts that are too long are cut where a request does not say.
+    pub fn cuts(&self) -> bool {
+        self.cuts
+    }
+
+    /// Takes at most so many tokens of a text.
+    pub fn limited(mut self, tokens: usize) -> Self {
+        self.limit = self.limit.min(tokens);
+        self
+    }
+
     /// Tokens that a text may have, those of its prompt included.
     pub fn limit(&self) -> usize {
         self.limit
@@ -128,34 +179,121 @@ impl TextTokenizer {
     /// [`EmbedError::TooLong`], [`EmbedError::Empty`], [`EmbedError::UnknownPrompt`] and [`EmbedError::Tokenizer`].
     pub fn rows(&self, texts: &[impl AsRef<str>], options: &TextOptions) -> Result<Vec<TextRow>> {
         let prompt = self.prompts.text(&options.prompt)?;
-        let cuts = options.cut.unwrap_or(self.cuts);
+        let cut = self.cut_of(options);
         let unpooled = if prompt.is_empty() || self.pools_prompt { 0 } else { self.prompt_tokens(prompt)? };
         let row = |(index, text): (usize, &_)| {
             let text = AsRef::<str>::as_ref(text);
             let row = match prompt {
-                "" => self.encode_one(index, text, cuts)?,
-                prompt => self.encode_one(index, &format!("{prompt}{text}"), cuts)?,
+                "" => self.encode_one(index, text, cut)?,
+                prompt => self.encode_one(index, &format!("{prompt}{text}"), cut)?,
             };
             match row.ids.len() > unpooled {
-                true => Ok(TextRow { unpooled, ..row }),
+                true => Ok(TextRow { unpooled, has_tokens: options.has_tokens, vector: options.vector, ..row }),
                 false => Err(EmbedError::Empty { text: index }),
             }
         };
         texts.iter().enumerate().map(row).collect()
     }
 
+    /// Pairs of texts as rows of a model. Where a pair is too long and may be cut, the longer of the two loses tokens first.
+    ///
+    /// # Errors
+    /// As for [`rows`](Self::rows); a prompt is for single texts.
+    pub fn pairs(&self, pairs: &[(String, String)], options: &TextOptions) -> Result<Vec<TextRow>> {
+        if options.prompt != PromptChoice::Default {
+            return Err(EmbedError::PairPrompt);
+        }
+        let cut = self.cut_of(options);
+        let row = |(index, pair): (usize, &(String, String))| {
+            let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
+            let row = tokenizer::guarded(|| self.encode_pair(pair, cut)).map_err(failed)?;
+            match row.ids.len() {
+                0 => Err(EmbedError::Empty { text: index }),
+                tokens if tokens > self.limit => Err(EmbedError::TooLong { text: index, tokens, limit: self.limit }),
+                _ => Ok(row),
+            }
+        };
+        pairs.iter().enumerate().map(row).collect()
+    }
+
+    fn cut_of(&self, options: &TextOptions) -> Cut {
+        let side = options.side.map(|side| match side {
+            Side::Left => TruncationDirection::Left,
+            Side::Right => TruncationDirection::Right,
+        });
+        Cut { cuts: options.cut.unwrap_or(self.cuts), side: side.unwrap_or(self.side) }
+    }
+
+    /// The tokenizer of a checkpoint.
+    fn trained_one(&self) -> Option<&Tokenizer> {
+        match &self.kind {
+            Kind::Words(words) => Some(words.tokenizer()),
+            Kind::Trained(tokenizer) => Some(tokenizer),
+            Kind::Hash { .. } => None,
+        }
+    }
+
+    fn encode_pair(&self, (first, second): &(String, String), cut: Cut) -> tokenizers::Result<TextRow> {
+        let Some(tokenizer) = self.trained_one() else {
+            let Kind::Hash { vocab_size } = self.kind else { return Ok(TextRow::default()) };
+            let words = [first, second].into_iter().flat_map(|text| hashed_words(text, vocab_size));
+            let mut ids: Vec<u32> = std::iter::once(1).chain(words).collect();
+            ids.truncate(if cut.cuts { self.limit } else { usize::MAX });
+            return Ok(ids.into());
+        };
+        let mut parts = (tokenizer.encode_fast(first.as_str(), false)?, tokenizer.encode_fast(second.as_str(), false)?);
+        let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(true));
+        let tokens = parts.0.len() + parts.1.len() + special;
+        if cut.cuts && tokens > self.limit && special < self.limit {
+            let (max_length, direction) = (self.limit - special, cut.side);
+            let how = TruncationParams { max_length, direction, stride: 0, strategy: TruncationStrategy::LongestFirst };
+            let (first, second) = truncate_encodings(parts.0, Some(parts.1), &how)?;
+            parts = (first, second.unwrap_or_default());
+        }
+        Ok(row(&tokenizer.post_process(parts.0, Some(parts.1), true)?))
+    }
+
+    /// The tokens of a text behind a prompt.
+    ///
+    /// # Errors
+    /// [`EmbedError::UnknownPrompt`] and [`EmbedError::Tokenizer`]; a model with random weights has no tokenizer.
+    pub fn tokens(&self, text: &str, adds_special: bool, prompt: &PromptChoice) -> Result<Vec<Token>> {
+        let tokenizer = self.trained_one().ok_or(EmbedError::Untrained)?;
+        let text = format!("{}{text}", self.prompts.text(prompt)?);
+        let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
+        let encoding =
+            tokenizer::guarded(|| tokenizer.encode_char_offsets(text.as_str(), adds_special)).map_err(failed)?;
+        let token = |index: usize| {
+            let (id, (start, stop)) = (encoding.get_ids()[index], encoding.get_offsets()[index]);
+            let is_special = encoding.get_special_tokens_mask()[index] == 1;
+            let text = match is_special {
+                true => tokenizer.id_to_token(id).unwrap_or_default(),
+                false => text.chars().skip(start).take(stop.saturating_sub(start)).collect(),
+            };
+            Token { id, text, is_special, place: (!is_special).then_some((start, stop)) }
+        };
+        Ok((0..encoding.len()).map(token).collect())
+    }
+
+    /// The text of token ids.
+    ///
+    /// # Errors
+    /// [`EmbedError::Tokenizer`]; a model with random weights has no tokenizer.
+    pub fn decode(&self, ids: &[u32], skips_special: bool) -> Result<String> {
+        let tokenizer = self.trained_one().ok_or(EmbedError::Untrained)?;
+        let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
+        tokenizer::guarded(|| tokenizer.decode(ids, skips_special)).map_err(failed)
+    }
+
     /// Tokens of a prompt alone, without the special one that ends it.
     fn prompt_tokens(&self, prompt: &str) -> Result<usize> {
-        let ids = self.encode_one(0, prompt, true)?.ids;
-        let ends = ids.last().is_some_and(|last| match &self.kind {
-            Kind::Words(words) => special_ids(words.tokenizer()).contains(last),
-            Kind::Trained(tokenizer) => special_ids(tokenizer).contains(last),
-            Kind::Hash { .. } => false,
-        });
+        let ids = self.encode_one(0, prompt, Cut { cuts: true, side: self.side })?.ids;
+        let special = self.trained_one().map(special_ids).unwrap_or_default();
+        let ends = ids.last().is_some_and(|last| special.contains(last));
         Ok(ids.len() - usize::from(ends))
     }
 
-    fn encode_one(&self, index: usize, text: &str, cuts: bool) -> Result<TextRow> {
+    fn encode_one(&self, index: usize, text: &str, cut: Cut) -> Result<TextRow> {
         let failed = |error: tokenizers::Error| EmbedError::Tokenizer(error.to_string());
         let all = || -> tokenizers::Result<TextRow> {
             Ok(match &self.kind {
@@ -171,17 +309,18 @@ impl TextTokenizer {
             return Ok(row);
         }
         let tokens = row.ids.len();
-        let cut = if cuts { tokenizer::guarded(|| self.cut_row(row, text)).map_err(failed)? } else { None };
+        let cut =
+            if cut.cuts { tokenizer::guarded(|| self.cut_row(row, text, cut.side)).map_err(failed)? } else { None };
         cut.ok_or(EmbedError::TooLong { text: index, tokens, limit: self.limit })
     }
 
     /// The row with fewer tokens of the text between its special ones; `None` if these alone are too many.
-    fn cut_row(&self, mut row: TextRow, text: &str) -> tokenizers::Result<Option<TextRow>> {
+    fn cut_row(&self, mut row: TextRow, text: &str, side: TruncationDirection) -> tokenizers::Result<Option<TextRow>> {
         match &self.kind {
             Kind::Words(words) => {
                 let [before, after] = words.around();
                 let excess = row.ids.len() - self.limit;
-                let range = match self.side {
+                let range = match side {
                     TruncationDirection::Left => before.len()..before.len() + excess,
                     TruncationDirection::Right => {
                         let end = row.ids.len() - after.len();
@@ -197,7 +336,7 @@ impl TextTokenizer {
                 let special = tokenizer.get_post_processor().map_or(0, |processor| processor.added_tokens(false));
                 let Some(rest) = self.limit.checked_sub(special) else { return Ok(None) };
                 let mut encoding = tokenizer.encode_fast(text, false)?;
-                encoding.truncate(rest, 0, self.side);
+                encoding.truncate(rest, 0, side);
                 row = self::row(&tokenizer.post_process(encoding, None, true)?);
             }
             Kind::Hash { .. } => row.ids.truncate(self.limit),
@@ -209,7 +348,7 @@ impl TextTokenizer {
 fn row(encoding: &tokenizers::Encoding) -> TextRow {
     let types = encoding.get_type_ids();
     let types = if types.iter().all(|&kind| kind == 0) { Vec::new() } else { types.to_vec() };
-    TextRow { ids: encoding.get_ids().to_vec(), types, unpooled: 0 }
+    TextRow { ids: encoding.get_ids().to_vec(), types, ..TextRow::default() }
 }
 
 /// The ids of a tokenizer's special tokens.

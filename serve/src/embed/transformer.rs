@@ -46,6 +46,45 @@ pub(super) struct TokenizerSettings {
     pub side: Option<TruncationDirection>,
 }
 
+/// What a transformer does in a folder of sentence-transformers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TransformerTask {
+    /// Its hidden states are pooled.
+    Features,
+    /// It gives logits of classes.
+    Classes,
+    /// It gives logits of the vocabulary.
+    Words,
+}
+
+/// The tasks by name, with the output of the module and that of its model.
+const TASKS: [(&str, &str, &str, TransformerTask); 3] = [
+    ("feature-extraction", "token_embeddings", "last_hidden_state", TransformerTask::Features),
+    ("sequence-classification", "scores", "logits", TransformerTask::Classes),
+    ("fill-mask", "token_embeddings", "logits", TransformerTask::Words),
+];
+
+impl TransformerTask {
+    /// That of the transformer in this folder.
+    pub fn read(folder: &Path, unread: Unread) -> Result<Option<Self>> {
+        let Some(fields) = fields(folder, unread)? else { return Ok(None) };
+        let Some(name) = fields.take::<String>("transformer_task")? else { return Ok(None) };
+        match TASKS.iter().find(|(known, ..)| *known == name) {
+            Some(&(.., task)) => Ok(Some(task)),
+            None => {
+                let known = TASKS.map(|(name, ..)| name).join(", ");
+                fields.report(&format!("`transformer_task` {name:?}"), &format!("{known} are")).map(|()| None)
+            }
+        }
+    }
+}
+
+/// The fields of the module's configuration.
+fn fields(folder: &Path, unread: Unread) -> Result<Option<FileFields>> {
+    let mut read = FILES.iter().map(|name| FileFields::read(&folder.join(name), unread));
+    Ok(read.find(|read| !matches!(read, Ok(None))).transpose()?.flatten())
+}
+
 /// What the module's configuration says.
 #[derive(Default)]
 struct ModuleConfig {
@@ -93,17 +132,17 @@ fn normalizer(fields: &FileFields) -> Result<Option<BertNormalizer>> {
 
 impl ModuleConfig {
     fn read(folder: &Path, unread: Unread) -> Result<Self> {
-        let mut read = FILES.iter().map(|name| FileFields::read(&folder.join(name), unread));
-        let found = read.find(|read| !matches!(read, Ok(None)));
-        let Some(fields) = found.transpose()?.flatten() else { return Ok(Self::default()) };
-        fields.expect("transformer_task", "feature-extraction")?;
-        fields.expect("module_output_name", "token_embeddings")?;
+        let Some(fields) = fields(folder, unread)? else { return Ok(Self::default()) };
+        let task = fields.take::<String>("transformer_task")?;
+        let (_, module_output, model_output, _) =
+            TASKS.iter().find(|(name, ..)| task.as_ref().is_some_and(|task| task == name)).unwrap_or(&TASKS[0]);
+        fields.expect("module_output_name", module_output)?;
         let modalities = fields.object("modality_config")?;
         let text = modalities.object("text")?;
         text.expect("method", "forward")?;
-        let is_last = |name: &Value| *name == "last_hidden_state" || *name == serde_json::json!(["last_hidden_state"]);
-        if let Some(name) = text.take::<Value>("method_output_name")?.filter(|name| !is_last(name)) {
-            text.report(&format!("`method_output_name` {name}"), "\"last_hidden_state\" is")?;
+        let is_known = |name: &Value| *name == *model_output || *name == serde_json::json!([model_output]);
+        if let Some(name) = text.take::<Value>("method_output_name")?.filter(|name| !is_known(name)) {
+            text.report(&format!("`method_output_name` {name}"), &format!("{model_output:?} is"))?;
         }
         text.finish(&[])?;
         modalities.finish(&[])?;

@@ -1,26 +1,32 @@
-//! A text embedder behind a batcher, with the inputs and outputs that clients name.
+//! A model that reads texts behind a batcher, with the inputs and outputs that clients name.
 
 use std::time::Instant;
 
 use super::tokenizing::Tokenizing;
-use super::{BoxFuture, Context, Datatype, Embeddings, Failure, Model, Result, Tensor, TensorSpec, Texts, Values};
+use super::{
+    BoxFuture, Context, Datatype, Embeddings, Failure, Model, Reader, Result, Tensor, TensorSpec, Texts, Values,
+};
 use crate::batch::{Batcher, Engine, Health, Job, Metrics, Stage};
-use crate::embed::{Embedder, TextOptions, TextRow, TextTokenizer};
+use crate::embed::{Answers, EmbedError, Embedder, PoolingMode, TextModel, TextOptions, TextRow, TextTokenizer};
 
 /// Bytes of text above which a thread of the runtime's pool for blocking work makes the tokens, so that connections are
 /// not held up: some 5 ms.
 const INLINE_BYTES: usize = 16 << 10;
 
-/// A text embedder behind a batcher.
+/// A model that reads texts behind a batcher.
 ///
 /// It takes either `text` (BYTES, `(n)` or `(n, 1)`, UTF-8), or `input_ids` with or without `attention_mask` and `token_type_ids`
-/// (INT64 or INT32, all `(n, tokens)`, the mask ones followed by zeros), and gives `embedding` (FP32, `(n, width)`).
+/// (INT64 or INT32, all `(n, tokens)`, the mask ones followed by zeros). It gives `embedding` (FP32, `(n, width)`); a classifier gives
+/// `logits`, and an encoder to words `weights`.
 pub struct EmbeddingModel<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> {
     batcher: Batcher<E>,
     tokenizer: TextTokenizer,
     vocabulary: usize,
     token_types: usize,
     width: usize,
+    hidden: usize,
+    answers: Answers,
+    kind: String,
     tokenizing: Tokenizing,
     metrics: Metrics,
 }
@@ -34,7 +40,19 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
         width: usize,
         metrics: Metrics,
     ) -> Self {
-        Self { batcher, tokenizer, vocabulary, token_types: 1, width, tokenizing: Tokenizing::default(), metrics }
+        let answers = Answers::Vectors(PoolingMode::Mean.into());
+        Self {
+            batcher,
+            tokenizer,
+            vocabulary,
+            token_types: 1,
+            width,
+            hidden: width,
+            answers,
+            kind: "bert".into(),
+            tokenizing: Tokenizing::default(),
+            metrics,
+        }
     }
 
     /// Takes token types below this number.
@@ -43,28 +61,66 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
         self
     }
 
-    async fn tokens(&self, texts: Vec<String>, options: TextOptions, context: &Context) -> Result<Vec<TextRow>> {
+    /// Has answers and token types as this model.
+    pub fn of(mut self, model: &TextModel) -> Self {
+        (self.answers, self.kind) = (model.answers(), model.kind().to_owned());
+        (self.hidden, self.token_types) = (model.sizes().width, model.token_types());
+        self
+    }
+
+    async fn rows(&self, texts: Texts, options: TextOptions, context: &Context) -> Result<Vec<TextRow>> {
         let start = Instant::now();
-        let rows = if texts.iter().map(String::len).sum::<usize>() <= INLINE_BYTES {
-            self.tokenizer.rows(&texts, &options)
+        let bytes: usize = match &texts {
+            Texts::Plain(texts) => texts.iter().map(String::len).sum(),
+            Texts::Pairs(pairs) => pairs.iter().map(|(first, second)| first.len() + second.len()).sum(),
+            Texts::Tokens(_) => 0,
+        };
+        let read = move |tokenizer: &TextTokenizer| match texts {
+            Texts::Plain(texts) => tokenizer.rows(&texts, &options),
+            Texts::Pairs(pairs) => tokenizer.pairs(&pairs, &options),
+            Texts::Tokens(rows) => Ok(rows),
+        };
+        let rows = if bytes <= INLINE_BYTES {
+            read(&self.tokenizer)
         } else {
             let tokenizer = self.tokenizer.clone();
-            self.tokenizing.run(context, move || tokenizer.rows(&texts, &options)).await?
+            self.tokenizing.run(context, move || read(&tokenizer)).await?
         };
         self.metrics.time(Stage::Tokenize, start.elapsed());
         Ok(rows?)
     }
 
+    /// Rows of token ids, which have no prompt and are not cut.
+    fn checked(&self, mut rows: Vec<TextRow>, options: &TextOptions) -> Result<Vec<TextRow>> {
+        let TextOptions { has_tokens, vector, .. } = *options;
+        if *options != (TextOptions { has_tokens, vector, ..TextOptions::default() }) {
+            return Err(Failure::invalid("`prompt`, `prompt_name` and `truncate` are for texts, not for tokens"));
+        }
+        Embedder::check(&rows, self.vocabulary, self.token_types)?;
+        rows.iter_mut().for_each(|row| (row.has_tokens, row.vector) = (has_tokens, vector));
+        Ok(rows)
+    }
+
+    /// The name of its output.
+    fn output(&self) -> &'static str {
+        match self.answers {
+            Answers::Vectors(_) => "embedding",
+            Answers::Classes(_) => "logits",
+            Answers::Words => "weights",
+        }
+    }
+
     async fn vectors(&self, texts: Texts, options: TextOptions, context: Context) -> Result<Embeddings> {
+        let (is_vectors, width) = (matches!(self.answers, Answers::Vectors(_)), self.width);
+        match options.vector.dimensions {
+            Some(dimensions) if !is_vectors || dimensions == 0 || dimensions > width => {
+                return Err(EmbedError::Dimensions { dimensions, width }.into());
+            }
+            _ => {}
+        }
         let rows = match texts {
-            Texts::Plain(texts) => self.tokens(texts, options, &context).await?,
-            Texts::Tokens(_) if options != TextOptions::default() => {
-                return Err(Failure::invalid("`prompt`, `prompt_name` and `truncate` are for texts, not for tokens"));
-            }
-            Texts::Tokens(rows) => {
-                Embedder::check(&rows, self.vocabulary, self.token_types)?;
-                rows
-            }
+            Texts::Tokens(rows) => self.checked(rows, &options)?,
+            texts => self.rows(texts, options, &context).await?,
         };
         let tokens = rows.iter().map(|row| row.ids.len()).sum();
         let job = Job::of(rows.into_iter().map(E::Row::from).collect::<Vec<_>>())
@@ -79,28 +135,40 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
 impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
     fn inputs(&self) -> Vec<TensorSpec> {
         vec![
-            TensorSpec { name: "text", datatype: Datatype::Bytes, shape: vec![-1] },
-            TensorSpec { name: "input_ids", datatype: Datatype::Int64, shape: vec![-1, -1] },
-            TensorSpec { name: "attention_mask", datatype: Datatype::Int64, shape: vec![-1, -1] },
-            TensorSpec { name: "token_type_ids", datatype: Datatype::Int64, shape: vec![-1, -1] },
+            TensorSpec { name: "text".into(), datatype: Datatype::Bytes, shape: vec![-1] },
+            TensorSpec { name: "input_ids".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
+            TensorSpec { name: "attention_mask".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
+            TensorSpec { name: "token_type_ids".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
         ]
     }
 
     fn outputs(&self) -> Vec<TensorSpec> {
-        vec![TensorSpec { name: "embedding", datatype: Datatype::Fp32, shape: vec![-1, self.width as i64] }]
+        vec![TensorSpec { name: self.output().into(), datatype: Datatype::Fp32, shape: vec![-1, self.width as i64] }]
     }
 
     fn platform(&self) -> &'static str {
-        "opara_candle_bert_embedding"
+        match self.answers {
+            Answers::Vectors(_) => "opara_candle_embedding",
+            Answers::Classes(_) => "opara_candle_classification",
+            Answers::Words => "opara_candle_sparse_embedding",
+        }
     }
 
     fn infer(&self, inputs: Vec<Tensor>, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
         Box::pin(async move {
             let Embeddings { vectors, .. } = self.vectors(texts_of(inputs)?, options, context).await?;
-            let shape = vec![vectors.len(), self.width];
+            let shape = vec![vectors.len(), vectors.first().map_or(self.width, Vec::len)];
             let values = Values::Floats(vectors.concat());
-            Ok(vec![Tensor { name: "embedding".into(), datatype: Datatype::Fp32, shape, values }])
+            Ok(vec![Tensor { name: self.output().into(), datatype: Datatype::Fp32, shape, values }])
         })
+    }
+
+    fn reader(&self) -> Option<Reader<'_>> {
+        let Self { answers, tokenizer, kind, width, hidden, .. } = self;
+        let buckets = self.batcher.buckets();
+        let rows = buckets.iter().map(|bucket| bucket.batch).max().unwrap_or(1);
+        let tokens = buckets.iter().map(|bucket| bucket.batch * bucket.length).max().unwrap_or(1);
+        Some(Reader { answers, tokenizer, kind, width: *width, hidden: *hidden, batch: (rows, tokens) })
     }
 
     fn embed(&self, texts: Texts, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
@@ -187,7 +255,7 @@ fn tokens(ids: Tensor, mask: Option<Tensor>, types: Option<Tensor>) -> Result<Te
         Ok(TextRow {
             ids: numbers(index, "token", &row[..length])?,
             types: if has_types { numbers(index, "token type", types)? } else { Vec::new() },
-            unpooled: 0,
+            ..TextRow::default()
         })
     };
     Ok(Texts::Tokens(ids.chunks(width).enumerate().map(row).collect::<Result<_>>()?))

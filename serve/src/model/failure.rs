@@ -25,6 +25,8 @@ pub enum Kind {
     Forbidden,
     /// No such model or path.
     NotFound,
+    /// The model has answers of another kind.
+    OtherModel,
     /// The path takes other methods.
     Method,
     /// The body did not arrive in time.
@@ -85,6 +87,7 @@ impl Kind {
             Kind::Unauthorized => "unauthorized",
             Kind::Forbidden => "forbidden",
             Kind::NotFound => "not_found",
+            Kind::OtherModel => "other_model",
             Kind::Method => "method",
             Kind::BodyTimeout => "body_timeout",
             Kind::TooLarge => "too_large",
@@ -133,6 +136,9 @@ impl From<EmbedError> for Failure {
             | EmbedError::Types { .. }
             | EmbedError::UnknownPrompt { .. }
             | EmbedError::TwoPrompts
+            | EmbedError::PairPrompt
+            | EmbedError::Untrained
+            | EmbedError::Dimensions { .. }
             | EmbedError::Empty { .. } => Kind::Invalid,
             _ => Kind::Internal,
         };

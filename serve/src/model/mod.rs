@@ -5,6 +5,7 @@ mod failure;
 mod generation;
 mod models;
 mod tensor;
+mod tensors;
 mod tokenizing;
 
 use std::future::Future;
@@ -20,9 +21,10 @@ pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};
 pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
+pub use tensors::TensorModel;
 
 use crate::batch::Health;
-use crate::embed::{TextOptions, TextRow};
+use crate::embed::{Answers, TextOptions, TextRow, TextTokenizer};
 use crate::generate::{Answer, Prompt, Wanted};
 
 /// A future on the heap, so that models of all kinds fit into one map.
@@ -60,11 +62,46 @@ pub struct Context {
 pub enum Texts {
     /// UTF-8.
     Plain(Vec<String>),
+    /// Two texts that are read together.
+    Pairs(Vec<(String, String)>),
     /// Token ids of the model's vocabulary.
     Tokens(Vec<TextRow>),
 }
 
-/// Vectors of texts.
+impl Texts {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Plain(texts) => texts.len(),
+            Self::Pairs(pairs) => pairs.len(),
+            Self::Tokens(rows) => rows.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a model that reads texts says of itself.
+#[derive(Clone, Copy)]
+pub struct Reader<'a> {
+    /// What its answers are.
+    pub answers: &'a Answers,
+    /// Its tokenizer.
+    pub tokenizer: &'a TextTokenizer,
+    /// The `model_type` of its configuration.
+    pub kind: &'a str,
+    /// Numbers of an answer.
+    pub width: usize,
+    /// Numbers of a hidden state.
+    pub hidden: usize,
+    /// Rows of its largest batch, and tokens of one.
+    pub batch: (usize, usize),
+}
+
+/// Vectors of texts, or their logits, or weights of words.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {
     /// One a text, in the order of the texts.
@@ -87,7 +124,12 @@ pub trait Model: Send + Sync + 'static {
     /// All outputs of a request. `options` are for inputs that are texts.
     fn infer(&self, inputs: Vec<Tensor>, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>>;
 
-    /// Vectors of texts.
+    /// What it says of itself if it reads texts and has numbers for them.
+    fn reader(&self) -> Option<Reader<'_>> {
+        None
+    }
+
+    /// Answers of a model that has a [`reader`](Self::reader), one a text.
     fn embed(&self, texts: Texts, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Embeddings>> {
         let _ = (texts, options, context);
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })

@@ -1,5 +1,6 @@
 //! Tensors by name, as the Open Inference Protocol has them.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -114,7 +115,7 @@ pub struct Tensor {
 #[derive(Debug, Clone, PartialEq)]
 pub struct TensorSpec {
     /// Its name.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Its type.
     pub datatype: Datatype,
     /// Its dimensions.

@@ -9,6 +9,7 @@ mod oip_json;
 pub mod openai;
 mod raw;
 mod service;
+pub mod tei;
 
 pub(crate) use message_places::MessagePlaces;
 pub(crate) use service::Client;

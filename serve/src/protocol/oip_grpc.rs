@@ -212,7 +212,7 @@ fn output(tensor: Tensor) -> (InferOutputTensor, Bytes) {
 /// A failure as this protocol says it.
 pub(crate) fn status(failure: &Failure) -> Status {
     let code = match failure.kind {
-        Kind::Invalid | Kind::Method | Kind::Encoding => Code::InvalidArgument,
+        Kind::Invalid | Kind::OtherModel | Kind::Method | Kind::Encoding => Code::InvalidArgument,
         Kind::Unauthorized => Code::Unauthenticated,
         Kind::Forbidden => Code::PermissionDenied,
         Kind::NotFound => Code::NotFound,
@@ -262,7 +262,7 @@ impl GrpcInferenceService for Grpc {
     async fn model_metadata(&self, request: Request<ModelMetadataRequest>) -> Reply<ModelMetadataResponse> {
         let ModelMetadataRequest { name, version } = request.into_inner();
         let spec = |spec: model::TensorSpec| TensorMetadata {
-            name: spec.name.into(),
+            name: spec.name.into_owned(),
             datatype: spec.datatype.name().into(),
             shape: spec.shape,
         };

@@ -205,7 +205,7 @@ pub(super) fn retry_after(failure: &Failure, headers: &mut HeaderMap) {
 
 pub(super) fn status(kind: Kind) -> StatusCode {
     match kind {
-        Kind::Invalid | Kind::ContextLength => StatusCode::BAD_REQUEST,
+        Kind::Invalid | Kind::OtherModel | Kind::ContextLength => StatusCode::BAD_REQUEST,
         Kind::Unauthorized => StatusCode::UNAUTHORIZED,
         Kind::Forbidden => StatusCode::FORBIDDEN,
         Kind::NotFound => StatusCode::NOT_FOUND,

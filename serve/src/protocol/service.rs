@@ -7,9 +7,9 @@ use axum::http::request::Parts;
 use axum::http::Extensions;
 
 use crate::batch::Registry;
-use crate::embed::TextOptions;
+use crate::embed::{Answers, TextOptions};
 use crate::generate::{Answer, Prompt, Wanted};
-use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, Tensor, Texts};
+use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, State, Tensor, Texts};
 
 use super::MODEL_VERSION;
 
@@ -22,6 +22,8 @@ pub struct Limits {
     pub body_time: Duration,
     /// Rows of a request.
     pub rows: usize,
+    /// Requests that may be under way.
+    pub requests: usize,
     /// How long a request may take from its arrival to its answer. Requests may ask for less.
     pub request_time: Duration,
     /// How long a stream may be without a message.
@@ -90,9 +92,7 @@ impl Service {
         if let Some(unknown) = outputs.iter().find(|output| known.iter().all(|spec| spec.name != **output)) {
             return Err(Failure::invalid(format!("model {name:?} has no output {unknown:?}")));
         }
-        if let Some(tensor) = inputs.iter().find(|t| t.shape.first().is_some_and(|&rows| rows > self.limits.rows)) {
-            return Err(self.too_many(tensor.shape[0]));
-        }
+        inputs.iter().filter_map(|tensor| tensor.shape.first()).try_for_each(|&rows| self.check_rows(rows))?;
         let all = model.infer(inputs, options, context).await?;
         if outputs.is_empty() {
             return Ok(all);
@@ -108,14 +108,39 @@ impl Service {
         options: TextOptions,
         context: Context,
     ) -> Result<Embeddings> {
-        let rows = match &texts {
-            Texts::Plain(texts) => texts.len(),
-            Texts::Tokens(rows) => rows.len(),
-        };
-        if rows > self.limits.rows {
-            return Err(self.too_many(rows));
-        }
+        self.check_rows(texts.len())?;
         self.model(name, "")?.embed(texts, options, context).await
+    }
+
+    /// The model of this name, or the only one, whose answers are of a kind that `fits`; `kind` is that kind for errors.
+    pub(crate) fn reader(
+        &self,
+        name: Option<&str>,
+        fits: fn(&Answers) -> bool,
+        kind: &str,
+    ) -> Result<(String, Arc<dyn Model>)> {
+        let is_fit = |model: &Arc<dyn Model>| model.reader().is_some_and(|reader| fits(reader.answers));
+        let other = |message: String| Failure::new(Kind::OtherModel, message);
+        if let Some(name) = name {
+            let model = self.model(name, "")?;
+            return match is_fit(&model) {
+                true => Ok((name.to_owned(), model)),
+                false => Err(other(format!("model {name:?} is not {kind}"))),
+            };
+        }
+        let loaded = self.models.states().filter_map(|(name, state)| match state {
+            State::Loaded(model) if is_fit(&model) => Some((name.to_owned(), model)),
+            _ => None,
+        });
+        let mut loaded: Vec<_> = loaded.collect();
+        match loaded.len() {
+            0 => Err(other(format!("no model is {kind}"))),
+            1 => Ok(loaded.swap_remove(0)),
+            _ => {
+                let names: Vec<&str> = loaded.iter().map(|(name, _)| name.as_str()).collect();
+                Err(Failure::invalid(format!("several models are {kind}: name one in `model` ({})", names.join(", "))))
+            }
+        }
     }
 
     /// A text behind a prompt, as it comes.
@@ -184,9 +209,16 @@ impl Service {
         }
     }
 
-    fn too_many(&self, rows: usize) -> Failure {
+    /// Refuses a request of more rows than are taken.
+    ///
+    /// # Errors
+    /// [`Kind::TooLarge`].
+    pub(crate) fn check_rows(&self, rows: usize) -> Result<()> {
         let limit = self.limits.rows;
-        Failure::new(Kind::TooLarge, format!("the request has {rows} rows, and at most {limit} are taken"))
+        if rows <= limit {
+            return Ok(());
+        }
+        Err(Failure::new(Kind::TooLarge, format!("the request has {rows} rows, and at most {limit} are taken")))
     }
 }
 

@@ -16,14 +16,15 @@ use subtle::ConstantTimeEq;
 use tokio::sync::Semaphore;
 
 use crate::model::{Failure, Kind, Place};
-use crate::protocol::{oip_grpc, oip_http, openai, Client, Limits, MessagePlaces};
+use crate::protocol::{oip_grpc, oip_http, openai, tei, Client, Limits, MessagePlaces};
 
 use super::activity::Held;
 use super::answer::Answer;
 use super::arrival::{Arrival, Messages, Say};
 
 /// Paths that need no key: probes have none.
-const OPEN: [&str; 6] = [
+const OPEN: [&str; 7] = [
+    "/health",
     "/grpc.health.v1.Health/Check",
     "/grpc.health.v1.Health/Watch",
     "/v2/health/live",
@@ -52,9 +53,9 @@ pub(super) struct Access {
 
 impl Access {
     /// Keys from a file, one a line.
-    pub fn new(keys: Option<&Path>, places: usize, limits: Limits) -> Result<Self> {
+    pub fn new(keys: Option<&Path>, limits: Limits) -> Result<Self> {
         let keys = keys.map(|path| read(path).with_context(|| path.display().to_string())).transpose()?;
-        let places = Arc::new(Semaphore::new(places.min(Semaphore::MAX_PERMITS)));
+        let places = Arc::new(Semaphore::new(limits.requests.min(Semaphore::MAX_PERMITS)));
         Ok(Self { keys: keys.map(Arc::new), places, limits, hasher: RandomState::new() })
     }
 
@@ -135,6 +136,7 @@ pub(super) fn refuse(request: &Request, failure: &Failure) -> Response {
     match request.uri().path() {
         _ if is_grpc(request) => oip_grpc::status(failure).into_http(),
         path if path.starts_with("/v1/") => openai::refusal(failure),
+        path if tei::PATHS.contains(&path) => tei::refusal(failure),
         _ => oip_http::refusal(failure),
     }
 }

@@ -10,7 +10,7 @@ use opara_models::engine::Engine;
 use opara_weights::Checkpoint;
 
 use crate::batch::{self, Batcher, Registry};
-use crate::embed::{has_modules, Size, TextModel};
+use crate::embed::{has_modules, is_encoder, Architectures, Size, TextModel};
 use crate::generate::{is_gguf, KvBudget, TextDecoder, Writer};
 use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
 
@@ -55,8 +55,8 @@ enum Source {
 }
 
 impl Source {
-    /// What a checkpoint says it is: a BERT and a folder of sentence-transformers are embedders, all else must be a decoder that is
-    /// known.
+    /// What a checkpoint says it is: an encoder that is known and a folder of sentence-transformers are embedders, all else must be a
+    /// decoder that is known.
     fn open(path: &Path, allow_unread: bool) -> Result<Self> {
         if is_gguf(path) {
             return Ok(Self::Decoder(TextDecoder::open_with(path, allow_unread)?));
@@ -66,10 +66,12 @@ impl Source {
             return Ok(Self::Embedder(TextModel::open_with(path, allow_unread)?));
         }
         let config: serde_json::Value = Checkpoint::find(&path.display().to_string())?.config()?;
-        match config.get("model_type").and_then(|kind| kind.as_str()) {
-            None | Some("bert") => Ok(Self::Embedder(TextModel::open_with(path, allow_unread)?)),
-            Some(_) => {
-                Ok(Self::Decoder(TextDecoder::open_with(path, allow_unread).context("not a BERT, and no decoder")?))
+        match is_encoder(&config, &Architectures::default()) {
+            true => Ok(Self::Embedder(TextModel::open_with(path, allow_unread)?)),
+            false => {
+                let known = Architectures::default().names().collect::<Vec<_>>().join(", ");
+                let context = format!("no decoder, and no encoder that is known ({known})");
+                Ok(Self::Decoder(TextDecoder::open_with(path, allow_unread).context(context)?))
             }
         }
     }
@@ -122,10 +124,9 @@ impl Load {
         for (bucket, reason) in batcher.health().eager {
             tracing::warn!(model = name, %bucket, reason, "batches of this bucket run eagerly");
         }
-        let tokenizer = model.tokenizer().clone().cut(settings.truncate);
-        let (vocabulary, types) = (model.vocabulary(), model.token_types());
-        let model = EmbeddingModel::new(batcher, tokenizer, vocabulary, model.width(), metrics).token_types(types);
-        Ok(Arc::new(model))
+        let tokenizer = model.tokenizer().clone().limited(batcher.buckets().longest()).cut(settings.truncate);
+        let served = EmbeddingModel::new(batcher, tokenizer, model.vocabulary(), model.width(), metrics);
+        Ok(Arc::new(served.of(model)))
     }
 
     /// Loads a decoder on every device and builds its graphs.

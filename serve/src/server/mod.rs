@@ -7,6 +7,7 @@ mod arrival;
 mod connections;
 mod guard;
 mod load;
+mod own_models;
 mod routes;
 mod sending;
 mod settings;
@@ -14,6 +15,7 @@ mod telemetry;
 
 pub use connections::{Listening, Running};
 pub use load::models;
+pub use own_models::OwnModels;
 pub use routes::router;
 pub use settings::{Dtype, Settings};
 pub use telemetry::{start_logs, LogFormat, Telemetry};
@@ -23,6 +25,7 @@ use std::sync::Arc;
 use anyhow::Result;
 
 use crate::batch::Registry;
+use crate::model::Models;
 use crate::protocol::Service;
 
 /// Serves until a signal asks to stop, then drains.
@@ -31,7 +34,13 @@ use crate::protocol::Service;
 /// Ports and files that cannot be used, and models that cannot be loaded.
 pub async fn run(settings: Settings) -> Result<()> {
     let registry = Arc::new(Registry::default());
-    let models = Arc::new(load::models(&settings, &registry)?);
+    let models = load::models(&settings, &registry)?;
+    serve(models, registry, settings).await
+}
+
+/// Serves these models.
+async fn serve(models: Models, registry: Arc<Registry>, settings: Settings) -> Result<()> {
+    let models = Arc::new(models);
     let service = Service { models, registry, limits: settings.limits(), may_control: settings.model_control };
     let listening = Listening::bind(&settings).await?;
     let running = listening.serve(router(&service, &settings)?)?;

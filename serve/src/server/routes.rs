@@ -16,7 +16,7 @@ use tower_http::CompressionLevel;
 
 use crate::model::{self, Failure, Kind};
 use crate::pb;
-use crate::protocol::{health, oip_grpc, oip_http, openai, Service};
+use crate::protocol::{health, oip_grpc, oip_http, openai, tei, Service};
 
 use super::access::{admit, is_grpc, refuse, Access};
 use super::settings::Settings;
@@ -26,7 +26,7 @@ use super::settings::Settings;
 /// # Errors
 /// A file of keys that cannot be read.
 pub fn router(service: &Service, settings: &Settings) -> anyhow::Result<Router> {
-    let access = Access::new(settings.api_keys.as_deref(), settings.max_requests.unwrap_or(4_096), service.limits)?;
+    let access = Access::new(settings.api_keys.as_deref(), service.limits)?;
     let described = || {
         tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(pb::DESCRIPTIONS)
@@ -45,6 +45,7 @@ pub fn router(service: &Service, settings: &Settings) -> anyhow::Result<Router> 
     let router = Router::new()
         .merge(oip_http::router(service.clone()))
         .merge(openai::router(service.clone()))
+        .merge(tei::router(service.clone()))
         .merge(grpc)
         .route("/metrics", get(metrics).with_state(service.clone()))
         .fallback(unknown)

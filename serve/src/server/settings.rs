@@ -328,6 +328,7 @@ impl Settings {
             body_bytes: self.max_body_bytes.unwrap_or(4 << 20),
             body_time: self.read_time(),
             rows: self.max_rows.unwrap_or(2_048),
+            requests: self.max_requests.unwrap_or(4_096),
             idle_time: self.keep_alive_time(),
             request_time: Duration::from_secs_f64(self.request_seconds.unwrap_or(60.)),
             allows_unread: self.allow_unread,

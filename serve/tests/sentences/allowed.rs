@@ -73,7 +73,7 @@ fn what_is_allowed_is_passed_over_and_named() -> Result<()> {
         (
             "sentence_bert_config.json",
             json!({"max_seq_length": 32}),
-            json!({"max_seq_length": 32, "model_args": {"revision": "x"}, "query_length": 8, "transformer_task": "fill-mask",
+            json!({"max_seq_length": 32, "model_args": {"revision": "x"}, "query_length": 8, "transformer_task": "any-to-any",
                 "modality_config": {"text": {"method": "forward", "method_output_name": "pooler_output"}, "image": {"method": "x"}}}),
             &[
                 "`model_args.revision`",

@@ -8,7 +8,7 @@ use super::folder::Folder;
 use super::oracle::ids;
 
 fn chosen(prompt: PromptChoice) -> TextOptions {
-    TextOptions { prompt, cut: None }
+    TextOptions { prompt, ..TextOptions::default() }
 }
 
 #[test]

@@ -130,7 +130,9 @@ fn settings_of_the_transformer_and_of_the_folder() -> Result<()> {
     let folder = Folder::pooled()?;
     let modality = |method: &str, output: Value| json!({"modality_config": {"text": {"method": method, "method_output_name": output}}, "module_output_name": "token_embeddings"});
     for (value, words) in [
-        (json!({"transformer_task": "fill-mask"}), &["`transformer_task` \"fill-mask\""][..]),
+        (json!({"transformer_task": "any-to-any"}), &["`transformer_task` \"any-to-any\""][..]),
+        (json!({"transformer_task": "fill-mask"}), &["head that is not known"]),
+        (json!({"transformer_task": "sequence-classification"}), &["head that is not known"]),
         (json!({"module_output_name": "sentence_embedding"}), &["`module_output_name`"]),
         (
             modality("get_text_features", json!("last_hidden_state")),
@@ -189,13 +191,8 @@ fn models_with_another_head() -> Result<()> {
         folder.json("config.json", &of(name))?;
         assert_eq!(folder.refusal(), "it is served", "{name}");
     }
-    for name in [
-        "BertForSequenceClassification",
-        "BertForTokenClassification",
-        "BertForQuestionAnswering",
-        "BertLMHeadModel",
-        "MyBert",
-    ] {
+    refused(&folder, "config.json", &of("BertForSequenceClassification"), &["bert.pooler.dense.weight"])?;
+    for name in ["BertForTokenClassification", "BertForQuestionAnswering", "BertLMHeadModel", "MyBert"] {
         refused(&folder, "config.json", &of(name), &[name, "no vectors"])?;
     }
     folder.json("config.json", &config())?;
@@ -215,6 +212,6 @@ fn tokens_that_the_model_does_not_have() -> Result<()> {
 fn a_list_of_modules_makes_no_decoder() -> Result<()> {
     let folder = Folder::pooled()?;
     let mut other = config();
-    other["model_type"] = "qwen3".into();
-    refused(&folder, "config.json", &other, &["\"qwen3\"", "only \"bert\""])
+    other["model_type"] = "qwen3_moe".into();
+    refused(&folder, "config.json", &other, &["\"qwen3_moe\"", "bert", "modernbert", "Architectures::with"])
 }

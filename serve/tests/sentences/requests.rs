@@ -275,13 +275,14 @@ async fn fields_of_openai_requests_are_read_or_refused() -> Result<()> {
     for fields in [
         json!({"encoding_format": null, "dimensions": null, "user": null}),
         json!({"encoding_format": "float", "dimensions": 16, "user": "someone"}),
+        json!({"dimensions": 8}),
         json!({"truncate_prompt_tokens": null, "unknown": null}),
     ] {
         let (status, answer) = post(&router, "/v1/embeddings", with(body.clone(), &fields)).await?;
         assert_eq!(status, 200, "{fields}: {answer}");
     }
     for (fields, words) in [
-        (json!({"dimensions": 8}), "dimensions"),
+        (json!({"dimensions": 17}), "dimensions"),
         (json!({"dimensions": 0}), "dimensions"),
         (json!({"dimensions": "16"}), "dimensions"),
         (json!({"encoding_format": 3}), "encoding_format"),

@@ -8,7 +8,7 @@ use opara_weights::Harmless;
 use serde::{Deserialize, Serialize};
 
 use crate::batch::Stage;
-use crate::embed::{TextOptions, TextRow};
+use crate::embed::{Answers, TextOptions, TextRow, VectorOptions};
 use crate::model::{Embeddings, Failure, Result, Texts};
 
 use super::super::fields::{of_body, Unread};
@@ -104,13 +104,8 @@ async fn embedded(service: &Service, request: Request) -> Result<Response> {
     if matches!(&texts, Texts::Plain(texts) if texts.is_empty()) {
         return Err(Failure::invalid("`input` is empty"));
     }
-    if dimensions.is_some() {
-        let width = service.model(&model, "")?.outputs().first().and_then(|spec| spec.shape.last().copied());
-        if width != dimensions.map(|n| n as i64) {
-            let message = format!("`dimensions`: this model's vectors have {} and no others", width.unwrap_or(0));
-            return Err(Failure::invalid(message));
-        }
-    }
+    service.reader(Some(&model), |answers| matches!(answers, Answers::Vectors(_)), "an embedder")?;
+    let options = TextOptions { vector: VectorOptions { dimensions, ..VectorOptions::default() }, ..options };
     let Embeddings { vectors, tokens } = service.embed(&model, texts, options, context).await?;
     let vector =
         |vector: &'_ [f32]| BASE64_STANDARD.encode(vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>());

@@ -1,0 +1,99 @@
+//! Encoders of every architecture against transformers, on checkpoints as it saves them.
+
+mod checkpoint;
+
+use anyhow::Result;
+use opara_serve::batch::{Bucket, Engine};
+use opara_serve::embed::{Answers, TextModel, TextRow};
+
+use checkpoint::{answers, assert_close, embedder, Case};
+
+/// A batch of texts of several lengths, and each by itself, give what transformers gives.
+fn check(name: &str, folder: &std::path::Path, kind: &str, case: &Case, length: usize) -> Result<()> {
+    let embedder = embedder(folder)?;
+    let [together, alone] = answers(&embedder, &case.ids, length)?;
+    for (index, expected) in case.expected.iter().enumerate() {
+        assert_close(&together[index], &expected[kind], &format!("{name}: {kind} of text {index} in a batch"));
+        assert_close(&alone[index], &expected[kind], &format!("{name}: {kind} of text {index} alone"));
+    }
+    Ok(())
+}
+
+fn hidden_states(name: &str) -> Result<()> {
+    let case = Case::read(name)?;
+    for (mode, kind) in [("mean", "mean"), ("cls", "first"), ("lasttoken", "last")] {
+        check(name, case.pooled(mode)?.path(), kind, &case, 12)?;
+    }
+    Ok(())
+}
+
+fn classes(name: &str, count: usize) -> Result<()> {
+    let case = Case::read(name)?;
+    let folder = case.folder()?;
+    let Answers::Classes(labels) = TextModel::open(folder.path())?.answers() else {
+        anyhow::bail!("{name} has classes")
+    };
+    assert_eq!((labels.names.len(), labels.is_reranker()), (count, count == 1), "{name}");
+    check(name, folder.path(), "logits", &case, 12)
+}
+
+fn words(name: &str) -> Result<()> {
+    let case = Case::read(name)?;
+    let folder = case.splade()?;
+    assert_eq!(TextModel::open(folder.path())?.answers(), Answers::Words, "{name}");
+    check(name, folder.path(), "splade", &case, 12)
+}
+
+/// The tower that reads texts, whose vectors are pooled as the model does it.
+fn texts(name: &str, length: usize) -> Result<()> {
+    let case = Case::read(name)?;
+    let embedder = embedder(case.pooled("lasttoken")?.path())?;
+    let rows: Vec<TextRow> = case.ids.iter().cloned().map(TextRow::from).collect();
+    let together = embedder.run(Bucket { batch: 4, length }, &rows.iter().collect::<Vec<_>>())?;
+    for (index, (row, expected)) in rows.iter().zip(&case.expected).enumerate() {
+        let alone = embedder.run(Bucket { batch: 1, length }, &[row])?.swap_remove(0);
+        assert_close(&together[index], &expected["text"], &format!("{name}: text {index} in a batch"));
+        assert_close(&alone, &expected["text"], &format!("{name}: text {index} alone"));
+    }
+    Ok(())
+}
+
+macro_rules! tests {
+    ($($name:ident: $check:expr;)*) => {
+        $(#[test]
+        fn $name() -> Result<()> {
+            $check(stringify!($name))
+        })*
+    };
+}
+
+tests! {
+    albert: hidden_states;
+    bert: hidden_states;
+    bert_classifier: |name| classes(name, 3);
+    bert_splade: words;
+    camembert: hidden_states;
+    clip: |name| texts(name, 24);
+    deberta: hidden_states;
+    deberta_classifier: |name| classes(name, 1);
+    distilbert: hidden_states;
+    distilbert_classifier: |name| classes(name, 3);
+    distilbert_splade: words;
+    electra: hidden_states;
+    electra_classifier: |name| classes(name, 3);
+    jina: hidden_states;
+    modernbert: hidden_states;
+    modernbert_classifier: |name| classes(name, 3);
+    modernbert_splade: words;
+    nomic: hidden_states;
+    qwen2: hidden_states;
+    qwen2_bidirectional: hidden_states;
+    qwen3: hidden_states;
+    qwen3_reranker: |name| classes(name, 1);
+    roberta: hidden_states;
+    roberta_classifier: |name| classes(name, 3);
+    roberta_splade: words;
+    siglip: |name| texts(name, 16);
+    xlm_roberta: hidden_states;
+    xlm_roberta_reranker: |name| classes(name, 1);
+}
