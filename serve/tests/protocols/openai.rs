@@ -47,7 +47,7 @@ async fn bad_requests_to_openai_are_its_errors() -> Result<()> {
         (400, json!({"model": "bert", "input": [-1]}).to_string()),
         (400, json!({"model": "bert", "input": [100]}).to_string()),
         (400, json!({"model": "bert", "input": "a", "encoding_format": "hex"}).to_string()),
-        (400, json!({"model": "bert", "input": "a", "dimensions": 7}).to_string()),
+        (400, json!({"model": "bert", "input": "a", "dimensions": 33}).to_string()),
         (404, json!({"model": "other", "input": "a"}).to_string()),
         (413, json!({"model": "bert", "input": vec!["a"; 9]}).to_string()),
         (413, json!({"model": "bert", "input": "a ".repeat(100)}).to_string()),

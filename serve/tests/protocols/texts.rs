@@ -282,7 +282,7 @@ async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
         assert!(error["message"].as_str().context("a message")?.contains("400"), "{error}");
     }
     let embedded = post(&of.router, "/v1/embeddings", json!({"model": "m", "input": "a"}).to_string()).await?;
-    assert_eq!(embedded.json()?["error"]["message"], "this model does not embed texts");
+    assert_eq!(embedded.json()?["error"]["message"], "model \"m\" is not an embedder");
     let inferred =
         post(&of.router, "/v2/models/m/infer", super::one("text", "BYTES", json!([1]), json!(["a"]))).await?;
     assert!(inferred.json()?["error"].as_str().context("an error")?.contains("/v1/completions"));
