@@ -14,6 +14,7 @@ mod bits;
 mod by_candle;
 mod diffusion;
 mod entry;
+mod first_list;
 mod measure;
 mod memory;
 mod text;
@@ -128,7 +129,9 @@ impl Args {
 
 /// Lists all entries.
 fn zoo() -> impl Iterator<Item = &'static Entry> {
-    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES, by_candle::ENTRIES].into_iter().flatten()
+    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES, by_candle::ENTRIES, first_list::ENTRIES]
+        .into_iter()
+        .flatten()
 }
 
 fn main() -> ExitCode {

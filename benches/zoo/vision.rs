@@ -6,10 +6,10 @@ use candle::{Module, ModuleT, Tensor};
 use candle_transformers::models::*;
 use serde_json::json;
 
-use crate::entry::{config, Entry, Model};
+use crate::entry::{config, Entry, Model, Target};
 
 /// Classes of ImageNet.
-const CLASSES: usize = 1000;
+pub const CLASSES: usize = 1000;
 
 /// The models.
 pub const ENTRIES: &[Entry] = &[
@@ -54,8 +54,8 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "mobilenetv4-small",
         build: |at| {
-            let weights = at.weights_without(|name, shape| shape.contains(&0) || name.contains("layer_scale"));
-            Model::module(mobilenetv4::mobilenetv4(&mobilenetv4::Config::small(), CLASSES, weights)?, at.image(224)?)
+            let model = mobilenetv4::mobilenetv4(&mobilenetv4::Config::small(), CLASSES, mobilenetv4_weights(at))?;
+            Model::module(model, at.image(224)?)
         },
     },
     Entry {
@@ -88,10 +88,7 @@ pub const ENTRIES: &[Entry] = &[
     Entry {
         name: "hiera-tiny",
         build: |at| {
-            // A block has a projection only where the width changes.
-            let weights = at.weights_without(|name, shape| {
-                name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
-            });
+            let weights = at.weights_without(without_equal_projections);
             Model::module(hiera::hiera(&hiera::Config::tiny(), CLASSES, weights)?, at.image(224)?)
         },
     },
@@ -209,6 +206,16 @@ pub const ENTRIES: &[Entry] = &[
         },
     },
 ];
+
+/// A variant without attention has no scales of layers, and no empty weights.
+pub fn mobilenetv4_weights(at: &Target) -> candle_nn::VarBuilder<'static> {
+    at.weights_without(|name, shape| shape.contains(&0) || name.contains("layer_scale"))
+}
+
+/// Is this weight of Hiera missing? A block has a projection only where the width changes.
+pub fn without_equal_projections(name: &str, shape: &[usize]) -> bool {
+    name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
+}
 
 /// Is this weight missing in all FastViT checkpoints? The model's blocks have different branches.
 fn not_in_fastvit(name: &str) -> bool {

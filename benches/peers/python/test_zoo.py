@@ -15,7 +15,7 @@ import unittest.mock
 
 TORCH = importlib.util.find_spec("torch") is not None
 TORCHVISION = TORCH and importlib.util.find_spec("torchvision") is not None
-ENTRIES = pathlib.Path(__file__).parents[2] / "examples/zoo"
+ENTRIES = pathlib.Path(__file__).parents[2] / "zoo"
 
 
 @unittest.skipUnless(TORCH, "torch is not installed")

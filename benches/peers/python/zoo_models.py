@@ -94,17 +94,17 @@ def hidden(model: torch.nn.Module, tokens: torch.Tensor) -> torch.Tensor:
     return model(input_ids=tokens).last_hidden_state
 
 
-def encoder(model: str, tokens: torch.Tensor, *, pooler: bool | None = None, **config) -> Made:
+def encoder(model: str, tokens: torch.Tensor, *, pooler: bool | None = None, attention: str = "sdpa", **config) -> Made:
     """An encoder of text, by its type in transformers. `pooler` is given if the class can leave its pooler out."""
     of = transformers()
-    described = of.AutoConfig.for_model(model, attn_implementation="sdpa", **config)
+    described = of.AutoConfig.for_model(model, attn_implementation=attention, **config)
     options = {} if pooler is None else {"add_pooling_layer": pooler}
     return Forward(of.AutoModel.from_config(described, **options), hidden), (tokens,)
 
 
-def modernbert(at: Target) -> Made:
+def modernbert(at: Target, **config) -> Made:
     of = transformers()
-    config = of.ModernBertConfig(attn_implementation="sdpa")
+    config = of.ModernBertConfig(attn_implementation="sdpa", **config)
     position = torch.arange(LENGTH)
     far = (position[:, None] - position[None, :]).abs() > config.local_attention // 2
     # Added to scores, since PyTorch makes this of a mask of bools in each layer.
@@ -116,9 +116,13 @@ def modernbert(at: Target) -> Made:
     return Forward(model, call), (at.tokens(LENGTH, config.vocab_size),)
 
 
-def t5_encoder(at: Target) -> Made:
+T5_SMALL = {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8}
+FLAN_T5 = {"d_model": 768, "d_kv": 64, "d_ff": 2048, "num_layers": 12, "num_heads": 12, "feed_forward_proj": "gated-gelu"}
+
+
+def t5_encoder(at: Target, **config) -> Made:
     of = transformers()
-    config = of.T5Config(d_model=512, d_kv=64, d_ff=2048, num_layers=6, num_heads=8, attn_implementation="sdpa")
+    config = of.T5Config(attn_implementation="sdpa", **(config or T5_SMALL))
     model = of.T5EncoderModel(config)
     # Fused attention needs a contiguous bias.
     attention = model.encoder.block[0].layer[0].SelfAttention
@@ -130,17 +134,17 @@ def t5_encoder(at: Target) -> Made:
 def decoder(at: Target, model: str, **config) -> Made:
     """A decoder without a cache of earlier tokens. Computes the logits of the last token only, as candle's does."""
     of = transformers()
-    described = of.AutoConfig.for_model(model, tie_word_embeddings=True, attn_implementation="sdpa", **config)
+    described = of.AutoConfig.for_model(model, **{"tie_word_embeddings": True, "attn_implementation": "sdpa"} | config)
     call = lambda model, tokens: model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits
     return Forward(of.AutoModelForCausalLM.from_config(described), call), (at.tokens(LENGTH, described.vocab_size),)
 
 
-def whisper(at: Target, *, whole: bool) -> Made:
+def whisper(at: Target, *, whole: bool, width: int = 384, layers: int = 4, heads: int = 6) -> Made:
     """The encoder of 30 seconds of sound; with the decoder of 32 tokens and all their logits if `whole`."""
     of = transformers()
     config = of.WhisperConfig(
-        d_model=384, encoder_layers=4, decoder_layers=4, encoder_attention_heads=6, decoder_attention_heads=6,
-        encoder_ffn_dim=1536, decoder_ffn_dim=1536, attn_implementation="sdpa",
+        d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads, decoder_attention_heads=heads,
+        encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width, attn_implementation="sdpa",
     )  # fmt: skip
     model, sound = of.WhisperForConditionalGeneration(config), at.noise(80, 3000)
     if not whole:
@@ -149,9 +153,9 @@ def whisper(at: Target, *, whole: bool) -> Made:
     return Forward(model, call), (sound, at.tokens(32, 51865))
 
 
-def clip_vision(at: Target) -> Made:
+def clip_vision(at: Target, **config) -> Made:
     of = transformers()
-    model = of.CLIPVisionModel(of.CLIPVisionConfig(attn_implementation="sdpa"))
+    model = of.CLIPVisionModel(of.CLIPVisionConfig(attn_implementation="sdpa", **config))
     return Forward(model, lambda model, image: model(image).pooler_output), (at.image(224),)
 
 
@@ -166,12 +170,12 @@ def siglip(at: Target) -> Made:
     return Forward(model, call), (at.image(224), at.tokens(64, 32000))
 
 
-def segformer(at: Target) -> Made:
+def segformer(at: Target, **config) -> Made:
     of = transformers()
+    b0 = {"depths": [2, 2, 2, 2], "hidden_sizes": [32, 64, 160, 256], "decoder_hidden_size": 256}
     config = of.SegformerConfig(
-        depths=[2, 2, 2, 2], sr_ratios=[8, 4, 2, 1], hidden_sizes=[32, 64, 160, 256], patch_sizes=[7, 3, 3, 3],
-        strides=[4, 2, 2, 2], num_attention_heads=[1, 2, 5, 8], mlp_ratios=[4, 4, 4, 4], decoder_hidden_size=256,
-        num_labels=150,
+        sr_ratios=[8, 4, 2, 1], patch_sizes=[7, 3, 3, 3], strides=[4, 2, 2, 2], num_attention_heads=[1, 2, 5, 8],
+        mlp_ratios=[4, 4, 4, 4], num_labels=150, **(config or b0),
     )  # fmt: skip
     model = of.SegformerForSemanticSegmentation(config)
     return Forward(model, lambda model, image: model(image).logits), (at.image(512),)
@@ -219,6 +223,28 @@ QWEN3 = {
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
 }  # fmt: skip
 
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+ROBERTA = {"vocab_size": 50265, "max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+DEBERTA = {
+    "vocab_size": 128100, "hidden_size": 768, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 3072,
+    "relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0, "max_relative_positions": -1,
+}  # fmt: skip
+OLMO2 = {
+    "vocab_size": 100352, "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+STARCODER2 = {
+    "vocab_size": 49152, "hidden_size": 3072, "intermediate_size": 12288, "num_hidden_layers": 30, "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+# Its scores are capped, so that it has no fused attention but what a compiler makes.
+GEMMA2 = {
+    "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "head_dim": 256, "attn_implementation": "eager",
+}  # fmt: skip
+SEGFORMER_B3 = {"depths": [3, 4, 18, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
+
 # By the names of benches/zoo/.
 MODELS: dict[str, Callable[[Target], Made]] = {
     "resnet18": lambda at: torchvision("resnet18", at.image(224)),
@@ -250,6 +276,27 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "qwen3-0.6b": lambda at: decoder(at, "qwen3", **QWEN3),
     "xlm-roberta-base": lambda at: encoder("xlm-roberta", at.tokens(LENGTH, 250002), pooler=False, **XLM),
     "whisper-tiny": lambda at: whisper(at, whole=True),
+    # The first list of benches/zoo/.
+    "resnet101": lambda at: torchvision("resnet101", at.image(224)),
+    "vgg19": lambda at: torchvision("vgg19", at.image(224)),
+    "efficientnet-b3": lambda at: torchvision("efficientnet_b3", at.image(300)),
+    "convnext-base": lambda at: timm("convnext_base", at.image(224)),
+    "convnextv2-pico": lambda at: timm("convnextv2_pico", at.image(224)),
+    "dinov2-base": lambda at: timm("vit_base_patch14_dinov2", at.image(518)),
+    "vit-large": lambda at: timm("vit_large_patch16_224", at.image(224)),
+    "hiera-base": lambda at: timm("hiera_base_224", at.image(224)),
+    "mobilenetv4-medium": lambda at: timm("mobilenetv4_conv_medium", at.image(256)),
+    "segformer-b3": lambda at: segformer(at, **SEGFORMER_B3),
+    "clip-vit-l14-vision": lambda at: clip_vision(at, patch_size=14, **LARGE),
+    "bert-large": lambda at: encoder("bert", at.tokens(LENGTH, 30522), pooler=False, **LARGE),
+    "roberta-large": lambda at: encoder("roberta", at.tokens(LENGTH, 50265), pooler=False, **LARGE, **ROBERTA),
+    "deberta-v3-small": lambda at: encoder("deberta-v2", at.tokens(LENGTH, 128100), attention="eager", **DEBERTA),
+    "modernbert-large": lambda at: modernbert(at, **LARGE | {"num_hidden_layers": 28, "intermediate_size": 2624}),
+    "flan-t5-base-encoder": lambda at: t5_encoder(at, **FLAN_T5),
+    "whisper-base-encoder": lambda at: whisper(at, whole=False, width=512, layers=6, heads=8),
+    "olmo2-1b": lambda at: decoder(at, "olmo2", **OLMO2),
+    "starcoder2-3b": lambda at: decoder(at, "starcoder2", **STARCODER2),
+    "gemma2-2b": lambda at: decoder(at, "gemma2", **GEMMA2),
 }
 
 
