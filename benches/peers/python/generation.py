@@ -24,14 +24,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 import transformers
 
+import places
 import plain_decoder
 
-SIZES = Path(__file__).parents[2] / "models/src/decoder/sizes.json"
 WARM_UPS = 3
 
 # Writes a token into the tensor of the latest ones: (batch, 1).
@@ -169,7 +168,7 @@ CONTESTANTS = {
 
 
 def load(name: str, dtype: torch.dtype, device: torch.device, seed: int):
-    described = dict(json.loads(SIZES.read_text())[name])
+    described = dict(json.loads(places.SIZES.read_text())[name])
     config = transformers.AutoConfig.for_model(described.pop("model_type"), **described)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -179,7 +178,7 @@ def load(name: str, dtype: torch.dtype, device: torch.device, seed: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="qwen2.5-0.5b", choices=json.loads(SIZES.read_text()))
+    parser.add_argument("--model", default="qwen2.5-0.5b", choices=json.loads(places.SIZES.read_text()))
     parser.add_argument("--dtype", default="float16", choices=["float32", "float16", "bfloat16"])
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-tokens", type=int, default=128)

@@ -1,12 +1,13 @@
 """The measured models and their inputs: those of `models/tests/reference/full.py` with any seed and batch size."""
 
-import pathlib
 import sys
 from dataclasses import dataclass
 
 import torch
 
-sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "models" / "tests" / "reference"))
+import places
+
+sys.path.append(str(places.REFERENCE))
 from full import DeepFM  # noqa: E402
 from torch_seeded import fill, ids, images  # noqa: E402
 

@@ -11,6 +11,7 @@ import tempfile
 import unittest
 
 import join_unchanged
+import places
 from join_unchanged import joined, read, written
 
 CELL = {"model": "resnet18", "dtype": "f16", "batch": 1}
@@ -112,8 +113,7 @@ class Join(unittest.TestCase):
         self.assertIn("not complete", errors.getvalue())
 
     def test_the_stored_table_has_the_columns(self):
-        path = pathlib.Path(join_unchanged.__file__).parents[2] / "results/unchanged.json"
-        stored = json.loads(path.read_text())
+        stored = json.loads(places.UNCHANGED.read_text())
         for row in stored["rows"]:
             self.assertLessEqual(set(row), {*CELL, *join_unchanged.EMPTY, "torch_errors", "notes", "commit", "device"})
 

@@ -7,15 +7,15 @@ import contextlib
 import importlib.util
 import io
 import json
-import pathlib
 import re
 import tempfile
 import unittest
 import unittest.mock
 
+import places
+
 TORCH = importlib.util.find_spec("torch") is not None
 TORCHVISION = TORCH and importlib.util.find_spec("torchvision") is not None
-ENTRIES = pathlib.Path(__file__).parents[2] / "zoo"
 
 
 @unittest.skipUnless(TORCH, "torch is not installed")
@@ -23,7 +23,7 @@ class Zoo(unittest.TestCase):
     def test_models_are_entries_of_the_zoo(self):
         import zoo_models
 
-        source = "".join(path.read_text() for path in ENTRIES.glob("*.rs"))
+        source = "".join(path.read_text() for path in places.ZOO.glob("*.rs"))
         self.assertLessEqual(set(zoo_models.MODELS), set(re.findall(r'name: "([^"]+)"', source)))
 
     def test_tokens_are_those_of_the_zoo(self):
