@@ -71,6 +71,7 @@ mod heads;
 #[cfg(feature = "cuda")]
 mod lacks;
 mod matmul;
+mod moe;
 #[cfg(feature = "cuda")]
 mod new_tokens;
 mod norm;
@@ -113,6 +114,7 @@ pub(crate) use lacks::lacks;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use matmul::linear_in;
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
+pub use moe::{moe, top_k};
 pub use opara_plan::rewrite::ProductPrecision;
 
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm, RmsScale};
@@ -156,6 +158,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     group_norm::launch::DECLARED,
     heads::launch::DECLARED,
     matmul::launch::DECLARED,
+    moe::launch::DECLARED,
     new_tokens::launch::DECLARED,
     norm::launch::DECLARED,
     one_query::launch::DECLARED,

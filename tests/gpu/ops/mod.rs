@@ -4,6 +4,7 @@
 mod attention;
 mod edges;
 mod matmuls;
+mod moe;
 mod rows;
 mod windows;
 

@@ -1,7 +1,7 @@
 //! Operators of texts that are written.
 
 use candle::{DType, Device::Cpu, Tensor};
-use opara_candle::ops::{self, CachedAttention, NewTokens, Sampler, Sampling};
+use opara_candle::ops::{self, Activation, CachedAttention, NewTokens, Sampler, Sampling};
 
 use super::{
     case, Case,
@@ -23,6 +23,22 @@ pub(super) fn cases() -> Vec<Case> {
                 let new = NewTokens { qkv: &t[0], start: &t[1], rotary: Some(&rotary), norms: None, by_distance: None };
                 ops::cached_attention(&of, &cache, new)
             },
+        ),
+        case(
+            "top_k",
+            |[b, n, m, _]| vec![Floats(vec![b, n, m])],
+            |[b, n, ..]| vec![b, n, 2],
+            |t| Ok(ops::top_k(&t[0], 2)?.0),
+        ),
+        case(
+            "moe",
+            |[b, n, m, _]| {
+                let pairs = vec![b, n, 2];
+                let (gate_up, down) = (vec![3, 2 * n, m], vec![3, m, n]);
+                vec![Floats(vec![b, n, m]), Floats(pairs.clone()), Ids(pairs, 3), Floats(gate_up), Floats(down)]
+            },
+            |[b, n, m, _]| vec![b, n, m],
+            |t| ops::moe(&t[0], (&t[1], &t[2]), &t[3], &t[4], Activation::Silu),
         ),
         case(
             "sample",
