@@ -9,7 +9,7 @@ use crate::entry::{config, Entry, Model, Target};
 use crate::vision::{mobilenetv4_weights, without_equal_projections, CLASSES};
 
 /// Tokens per sentence.
-const LENGTH: usize = 128;
+pub const LENGTH: usize = 128;
 
 /// The models.
 pub const ENTRIES: &[Entry] = &[
@@ -234,7 +234,7 @@ pub const ENTRIES: &[Entry] = &[
 ];
 
 /// A decoder that reads a prompt.
-fn prompt<M: Clone + Send + Sync + 'static>(
+pub fn prompt<M: Clone + Send + Sync + 'static>(
     at: &Target,
     model: M,
     vocabulary: u32,

@@ -17,6 +17,7 @@ mod entry;
 mod first_list;
 mod measure;
 mod memory;
+mod second_list;
 mod text;
 mod unchanged;
 mod vision;

@@ -218,7 +218,7 @@ pub fn without_equal_projections(name: &str, shape: &[usize]) -> bool {
 }
 
 /// Is this weight missing in all FastViT checkpoints? The model's blocks have different branches.
-fn not_in_fastvit(name: &str) -> bool {
+pub fn not_in_fastvit(name: &str) -> bool {
     const NONE: [&str; 7] = [
         "stages.0.downsample.",
         ".norm.conv_",

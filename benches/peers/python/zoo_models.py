@@ -62,25 +62,29 @@ def torchvision(name: str, image: torch.Tensor) -> Made:
     return Forward(torchvision.models.get_model(name, weights=None)), (image,)
 
 
-def timm(name: str, image: torch.Tensor) -> Made:
+def timm(name: str, image: torch.Tensor, *, is_folded: bool = False) -> Made:
+    """A model of timm; with its branches folded into one convolution, as its weights are published for inference, if `is_folded`."""
     import timm
+    from timm.utils.model import reparameterize_model
 
-    return Forward(timm.create_model(name, pretrained=False)), (image,)
+    model = timm.create_model(name, pretrained=False)
+    return Forward(reparameterize_model(model) if is_folded else model), (image,)
 
 
 class Dinov2(torch.nn.Module):
     """DINOv2 with the linear head of its authors, which reads the class token and the mean of the others."""
 
-    def __init__(self):
+    def __init__(self, backbone: str):
         import timm
 
         super().__init__()
-        self.backbone = timm.create_model("vit_small_patch14_dinov2", pretrained=False)
+        self.backbone = timm.create_model(backbone, pretrained=False)
         self.head = torch.nn.Linear(2 * self.backbone.embed_dim, CLASSES)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.backbone.forward_features(x)
-        return self.head(torch.cat([tokens[:, 0], tokens[:, 1:].mean(1)], -1))
+        prefix = self.backbone.num_prefix_tokens
+        return self.head(torch.cat([tokens[:, 0], tokens[:, prefix:].mean(1)], -1))
 
 
 def transformers():
@@ -157,6 +161,15 @@ def clip_vision(at: Target, **config) -> Made:
     of = transformers()
     model = of.CLIPVisionModel(of.CLIPVisionConfig(attn_implementation="sdpa", **config))
     return Forward(model, lambda model, image: model(image).pooler_output), (at.image(224),)
+
+
+def clip_text(at: Target) -> Made:
+    of = transformers()
+    config = of.CLIPTextConfig(
+        hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768, attn_implementation="sdpa",
+    )  # fmt: skip
+    call = lambda model, tokens: model(input_ids=tokens).pooler_output
+    return Forward(of.CLIPTextModel(config), call), (at.tokens(77, 49408),)
 
 
 def siglip(at: Target) -> Made:
@@ -243,6 +256,18 @@ GEMMA2 = {
     "vocab_size": 256000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "num_attention_heads": 8,
     "num_key_value_heads": 4, "head_dim": 256, "attn_implementation": "eager",
 }  # fmt: skip
+QWEN2_1 = {
+    "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
+    "num_attention_heads": 12, "num_key_value_heads": 2,
+}  # fmt: skip
+GEMMA = {
+    "vocab_size": 256000, "hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8,
+    "num_key_value_heads": 1, "head_dim": 256,
+}  # fmt: skip
+PHI3 = {
+    "vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "tie_word_embeddings": False, "pad_token_id": 0,
+}  # fmt: skip
 SEGFORMER_B3 = {"depths": [3, 4, 18, 3], "hidden_sizes": [64, 128, 320, 512], "decoder_hidden_size": 768}
 
 # By the names of benches/zoo/.
@@ -255,7 +280,7 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "efficientnet-b0": lambda at: torchvision("efficientnet_b0", at.image(224)),
     "vit-base": lambda at: timm("vit_base_patch16_224", at.image(224)),
     "beit-base": lambda at: timm("beit_base_patch16_384", at.image(384)),
-    "dinov2-small": lambda at: (Forward(Dinov2()), (at.image(518),)),
+    "dinov2-small": lambda at: (Forward(Dinov2("vit_small_patch14_dinov2")), (at.image(518),)),
     "eva2-base": lambda at: timm("eva02_base_patch14_448", at.image(448)),
     "hiera-tiny": lambda at: timm("hiera_tiny_224", at.image(224)),
     "bert-base": lambda at: encoder("bert", at.tokens(LENGTH, 30522), pooler=False),
@@ -282,7 +307,7 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "efficientnet-b3": lambda at: torchvision("efficientnet_b3", at.image(300)),
     "convnext-base": lambda at: timm("convnext_base", at.image(224)),
     "convnextv2-pico": lambda at: timm("convnextv2_pico", at.image(224)),
-    "dinov2-base": lambda at: timm("vit_base_patch14_dinov2", at.image(518)),
+    "dinov2-base": lambda at: (Forward(Dinov2("vit_base_patch14_dinov2")), (at.image(518),)),
     "vit-large": lambda at: timm("vit_large_patch16_224", at.image(224)),
     "hiera-base": lambda at: timm("hiera_base_224", at.image(224)),
     "mobilenetv4-medium": lambda at: timm("mobilenetv4_conv_medium", at.image(256)),
@@ -297,6 +322,27 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "olmo2-1b": lambda at: decoder(at, "olmo2", **OLMO2),
     "starcoder2-3b": lambda at: decoder(at, "starcoder2", **STARCODER2),
     "gemma2-2b": lambda at: decoder(at, "gemma2", **GEMMA2),
+    # The second list.
+    "resnet152": lambda at: torchvision("resnet152", at.image(224)),
+    "vgg13": lambda at: torchvision("vgg13", at.image(224)),
+    "efficientnet-b4": lambda at: torchvision("efficientnet_b4", at.image(380)),
+    "convnext-small": lambda at: timm("convnext_small", at.image(224)),
+    "convnextv2-nano": lambda at: timm("convnextv2_nano", at.image(224)),
+    "efficientvit-m5": lambda at: timm("efficientvit_m5", at.image(224)),
+    "repvgg-b1": lambda at: timm("repvgg_b1", at.image(224), is_folded=True),
+    "mobileone-s1": lambda at: timm("mobileone_s1", at.image(224), is_folded=True),
+    "fastvit-sa12": lambda at: timm("fastvit_sa12", at.image(256), is_folded=True),
+    "eva2-large": lambda at: timm("eva02_large_patch14_448", at.image(448)),
+    "dinov2-reg4-base": lambda at: (Forward(Dinov2("vit_base_patch14_reg4_dinov2")), (at.image(518),)),
+    "hiera-small": lambda at: timm("hiera_small_224", at.image(224)),
+    "mobilenetv4-large": lambda at: timm("mobilenetv4_conv_large", at.image(384)),
+    "segformer-b1": lambda at: segformer(at, **SEGFORMER_B3 | {"depths": [2, 2, 2, 2], "decoder_hidden_size": 256}),
+    "beit-large": lambda at: timm("beit_large_patch16_384", at.image(384)),
+    "clip-vit-l14-text": clip_text,
+    "t5-large-encoder": lambda at: t5_encoder(at, d_model=1024, d_kv=64, d_ff=4096, num_layers=24, num_heads=16),
+    "qwen2.5-1.5b": lambda at: decoder(at, "qwen2", **QWEN2_1),
+    "gemma-2b": lambda at: decoder(at, "gemma", **GEMMA),
+    "phi-3-mini": lambda at: decoder(at, "phi3", **PHI3),
 }
 
 

@@ -25,16 +25,22 @@ fn ids(rows: usize, chosen: usize, experts: usize) -> Result<Tensor> {
 #[test]
 fn layers_of_experts_agree_with_f64() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
+    let numbers = opara_weights::seeded(7, DType::F32, CPU);
     for [experts, chosen, rows, hidden, inner] in LAYERS {
         for (dtype, tolerance) in [(DType::F64, 1e-12), (DType::F32, 1e-5), (DType::F16, 4e-3), (DType::BF16, 3e-2)] {
             if dtype == DType::F64 && experts * hidden * inner > 1 << 22 {
                 continue;
             }
             let of = format!("{rows} rows of {hidden}, {chosen} of {experts} experts of {inner}, in {dtype:?}");
-            let (x, x_gpu) = both(&waves(0, (rows, hidden))?, dtype, &device)?;
-            let (gate_up, gate_up_gpu) = both(&(waves(1, (experts, 2 * inner, hidden))? * 0.2)?, dtype, &device)?;
-            let (down, down_gpu) = both(&(waves(2, (experts, hidden, inner))? * 0.2)?, dtype, &device)?;
-            let (weights, weights_gpu) = both(&waves(3, (rows, chosen))?, dtype, &device)?;
+            // Rows of the weights have a variance of one over their length.
+            let drawn = |name, shape: &[usize]| {
+                let (all, length) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
+                numbers.get((all / length, length), name)?.reshape(shape)
+            };
+            let (x, x_gpu) = both(&(drawn("x", &[rows, hidden])? * (hidden as f64).sqrt())?, dtype, &device)?;
+            let (gate_up, gate_up_gpu) = both(&drawn("gate_up", &[experts, 2 * inner, hidden])?, dtype, &device)?;
+            let (down, down_gpu) = both(&drawn("down", &[experts, hidden, inner])?, dtype, &device)?;
+            let (weights, weights_gpu) = both(&drawn("weights", &[rows, chosen])?, dtype, &device)?;
             let ids = ids(rows, chosen, experts)?;
             let ids_gpu = ids.to_device(&device)?;
             let expected = ops::moe(&x, (&weights, &ids), &gate_up, &down, Activation::Silu)?;
