@@ -130,9 +130,17 @@ impl Args {
 
 /// Lists all entries.
 fn zoo() -> impl Iterator<Item = &'static Entry> {
-    [vision::ENTRIES, text::ENTRIES, diffusion::ENTRIES, audio::ENTRIES, by_candle::ENTRIES, first_list::ENTRIES]
-        .into_iter()
-        .flatten()
+    [
+        vision::ENTRIES,
+        text::ENTRIES,
+        diffusion::ENTRIES,
+        audio::ENTRIES,
+        by_candle::ENTRIES,
+        first_list::ENTRIES,
+        second_list::ENTRIES,
+    ]
+    .into_iter()
+    .flatten()
 }
 
 fn main() -> ExitCode {
