@@ -70,7 +70,6 @@ const HARMLESS: Harmless = Harmless {
         "max_seq_length",
     ],
     neutral: &[
-        ("add_cross_attention", "false"),
         ("directionality", "\"bidi\""),
         ("is_decoder", "false"),
         ("position_embedding_type", "\"absolute\""),

@@ -25,6 +25,18 @@ pub type Transformer = Box<dyn Fn(&Tokens) -> candle::Result<Tensor> + Send + Sy
 /// Makes a transformer of weights, for texts of at most so many tokens.
 pub type Loader = Arc<dyn Fn(VarBuilder<'static>, usize) -> candle::Result<Transformer> + Send + Sync>;
 
+/// A tower that sees pictures, on a device: vectors of pixels `(batch, channels, side, side)`.
+pub(super) type Tower = Box<dyn Fn(&Tensor) -> candle::Result<Tensor> + Send + Sync>;
+
+/// The pictures that an architecture sees beside texts.
+#[derive(Clone)]
+pub(super) struct Pictures {
+    pub channels: usize,
+    /// Pixels of a side.
+    pub side: usize,
+    pub load: Arc<dyn Fn(VarBuilder<'static>) -> candle::Result<Tower> + Send + Sync>,
+}
+
 /// How an architecture takes texts that are shorter than the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Padding {
@@ -78,6 +90,7 @@ pub struct Architecture {
     pub(super) has_own_operators: bool,
     pub(super) classifier: Option<Classifier>,
     pub(super) vocabulary_head: Vec<Layer>,
+    pub(super) pictures: Option<Pictures>,
     pub(super) is_unused: fn(&str) -> bool,
 }
 
@@ -104,6 +117,7 @@ impl Architecture {
             has_own_operators: false,
             classifier: None,
             vocabulary_head: Vec::new(),
+            pictures: None,
             is_unused: |_| false,
         }
     }
@@ -135,6 +149,12 @@ impl Architecture {
     /// Says that it consists of this library's operators, which the executor need not replace.
     pub(super) fn on_own_operators(mut self) -> Self {
         self.has_own_operators = true;
+        self
+    }
+
+    /// Sets what it sees beside texts.
+    pub(super) fn seeing(mut self, pictures: Option<Pictures>) -> Self {
+        self.pictures = pictures;
         self
     }
 

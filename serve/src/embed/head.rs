@@ -51,7 +51,7 @@ impl Head {
 }
 
 impl Step {
-    fn apply(&self, x: &Tensor) -> candle::Result<Tensor> {
+    pub fn apply(&self, x: &Tensor) -> candle::Result<Tensor> {
         match self {
             Self::Dense(dense) => dense.forward(x),
             Self::LayerNorm(norm) => norm.forward(x),

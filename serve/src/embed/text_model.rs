@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use candle::{DType, Device};
+use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
+use opara_candle::{ops, Builder, OparaExecutor};
 use opara_models::bert::Config;
 use opara_weights::{Checkpoint, Unread, WeightsError};
 use serde_json::Value;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use super::architecture::{Architecture, Classifier, Padding, Sizes};
 use super::encoder::Encoder;
 use super::finish::Finish;
-use super::head::Head;
+use super::head::{Head, Step};
 use super::layers::Layers;
 use super::modules::{self, Modules};
 use super::task::{Folder, Task};
@@ -225,20 +226,14 @@ impl TextModel {
     /// # Errors
     /// Weights that do not fit, buckets longer than the model's positions, and what building an executor may fail with.
     pub fn embedder(&self, device: &Device, dtype: DType, buckets: &Buckets) -> Result<Embedder> {
-        self.embedder_by(opara_candle::OparaExecutor::builder(), device, dtype, buckets)
+        self.embedder_by(OparaExecutor::builder(), device, dtype, buckets)
     }
 
     /// The same with settings of the executor. Its `max_shapes` becomes the number of buckets.
     ///
     /// # Errors
     /// As for [`embedder`](Self::embedder).
-    pub fn embedder_by(
-        &self,
-        builder: opara_candle::Builder,
-        device: &Device,
-        dtype: DType,
-        buckets: &Buckets,
-    ) -> Result<Embedder> {
+    pub fn embedder_by(&self, builder: Builder, device: &Device, dtype: DType, buckets: &Buckets) -> Result<Embedder> {
         let Self { architecture, task, .. } = self;
         let (length, sizes) = (buckets.longest(), architecture.sizes);
         if length > sizes.positions {
@@ -272,6 +267,27 @@ impl TextModel {
         let builder = if architecture.has_own_operators { builder } else { builder.accurate() };
         let end = (sizes, self.width(), finish);
         Embedder::new(encoder, self.tokenizer.clone(), end, builder, device, buckets)
+    }
+
+    /// The tower that sees pictures on a device, in an executor built for one picture, and that picture: pixels `(1, channels, side, side)`.
+    /// Its vectors have length 1 if those of texts have. `None` if the model sees none.
+    ///
+    /// # Errors
+    /// As for [`embedder`](Self::embedder).
+    pub fn pictures(&self, builder: Builder, device: &Device, dtype: DType) -> Result<Option<(OparaExecutor, Tensor)>> {
+        let (Some(pictures), Weights::Checkpoint(checkpoint)) = (&self.architecture.pictures, &self.weights) else {
+            return Ok(None);
+        };
+        let normalizes = matches!(&self.task, Task::Vectors(modules) if modules.finish().normalizes);
+        let tower = (pictures.load)(checkpoint.load(dtype, device)?.vb)?;
+        let forward = move |x: &[Tensor]| {
+            let vectors = ops::to_dtype(&tower(&x[0])?, DType::F32)?;
+            Ok(vec![if normalizes { Step::Normalize.apply(&vectors)? } else { vectors }])
+        };
+        let shape = (1, pictures.channels, pictures.side, pictures.side);
+        let example = Tensor::rand(-1f32, 1., shape, &Device::Cpu)?.to_dtype(dtype)?.to_device(device)?;
+        let executor = builder.accurate().build_fn(forward, std::slice::from_ref(&example))?;
+        Ok(Some((executor, example)))
     }
 
     /// What follows the transformer, on a device.

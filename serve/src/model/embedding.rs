@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use super::tokenizing::Tokenizing;
 use super::{
-    BoxFuture, Context, Datatype, Embeddings, Failure, Model, Reader, Result, Tensor, TensorSpec, Texts, Values,
+    BoxFuture, Context, Datatype, Embeddings, Failure, Model, Reader, Result, Tensor, TensorModel, TensorSpec, Texts,
+    Values,
 };
 use crate::batch::{Batcher, Engine, Health, Job, Metrics, Stage};
 use crate::embed::{Answers, EmbedError, Embedder, PoolingMode, TextModel, TextOptions, TextRow, TextTokenizer};
@@ -13,11 +14,14 @@ use crate::embed::{Answers, EmbedError, Embedder, PoolingMode, TextModel, TextOp
 /// not held up: some 5 ms.
 const INLINE_BYTES: usize = 16 << 10;
 
+/// The input of pictures.
+pub const PIXELS: &str = "pixel_values";
+
 /// A model that reads texts behind a batcher.
 ///
 /// It takes either `text` (BYTES, `(n)` or `(n, 1)`, UTF-8), or `input_ids` with or without `attention_mask` and `token_type_ids`
 /// (INT64 or INT32, all `(n, tokens)`, the mask ones followed by zeros). It gives `embedding` (FP32, `(n, width)`); a classifier gives
-/// `logits`, and an encoder to words `weights`.
+/// `logits`, and an encoder to words `weights`. A model that sees pictures takes `pixel_values` (FP32, `(n, channels, side, side)`) instead.
 pub struct EmbeddingModel<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> {
     batcher: Batcher<E>,
     tokenizer: TextTokenizer,
@@ -27,6 +31,8 @@ pub struct EmbeddingModel<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> {
     hidden: usize,
     answers: Answers,
     kind: String,
+    /// What sees pictures.
+    pictures: Option<TensorModel>,
     tokenizing: Tokenizing,
     metrics: Metrics,
 }
@@ -50,6 +56,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
             hidden: width,
             answers,
             kind: "bert".into(),
+            pictures: None,
             tokenizing: Tokenizing::default(),
             metrics,
         }
@@ -65,6 +72,12 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
     pub fn of(mut self, model: &TextModel) -> Self {
         (self.answers, self.kind) = (model.answers(), model.kind().to_owned());
         (self.hidden, self.token_types) = (model.sizes().width, model.token_types());
+        self
+    }
+
+    /// Gives the vectors of pictures, too: `embedding` of `pixel_values`, which are the names of this model's tensors.
+    pub fn seeing(mut self, pictures: Option<TensorModel>) -> Self {
+        self.pictures = pictures;
         self
     }
 
@@ -134,12 +147,13 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
 
 impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<E> {
     fn inputs(&self) -> Vec<TensorSpec> {
-        vec![
+        let texts = [
             TensorSpec { name: "text".into(), datatype: Datatype::Bytes, shape: vec![-1] },
             TensorSpec { name: "input_ids".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
             TensorSpec { name: "attention_mask".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
             TensorSpec { name: "token_type_ids".into(), datatype: Datatype::Int64, shape: vec![-1, -1] },
-        ]
+        ];
+        texts.into_iter().chain(self.pictures.iter().flat_map(Model::inputs)).collect()
     }
 
     fn outputs(&self) -> Vec<TensorSpec> {
@@ -155,6 +169,9 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<
     }
 
     fn infer(&self, inputs: Vec<Tensor>, options: TextOptions, context: Context) -> BoxFuture<'_, Result<Vec<Tensor>>> {
+        if let (Some(pictures), true) = (&self.pictures, inputs.iter().any(|tensor| tensor.name == PIXELS)) {
+            return pictures.infer(inputs, options, context);
+        }
         Box::pin(async move {
             let Embeddings { vectors, .. } = self.vectors(texts_of(inputs)?, options, context).await?;
             let shape = vec![vectors.len(), vectors.first().map_or(self.width, Vec::len)];
@@ -176,11 +193,11 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<
     }
 
     fn is_ready(&self) -> bool {
-        self.batcher.is_ready()
+        self.batcher.is_ready() && self.pictures.iter().all(Model::is_ready)
     }
 
     fn is_lost(&self) -> bool {
-        self.batcher.is_lost()
+        self.batcher.is_lost() || self.pictures.iter().any(Model::is_lost)
     }
 
     fn health(&self) -> Health {
@@ -188,6 +205,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<
     }
 
     fn drain(&self) {
+        self.pictures.iter().for_each(Model::drain);
         self.batcher.drain();
     }
 }

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-pub use embedding::EmbeddingModel;
+pub use embedding::{EmbeddingModel, PIXELS};
 pub use failure::{Failure, Kind, Result};
 pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};

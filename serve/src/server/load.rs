@@ -12,7 +12,7 @@ use opara_weights::Checkpoint;
 use crate::batch::{self, Batcher, Registry};
 use crate::embed::{has_modules, is_encoder, Architectures, Size, TextModel};
 use crate::generate::{is_gguf, KvBudget, TextDecoder, Writer};
-use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models};
+use crate::model::{EmbeddingModel, GenerationModel, Loader, Model, Models, TensorModel, PIXELS};
 
 use super::settings::Settings;
 
@@ -125,8 +125,26 @@ impl Load {
             tracing::warn!(model = name, %bucket, reason, "batches of this bucket run eagerly");
         }
         let tokenizer = model.tokenizer().clone().limited(batcher.buckets().longest()).cut(settings.truncate);
+        let pictures = self.pictures(model)?;
         let served = EmbeddingModel::new(batcher, tokenizer, model.vocabulary(), model.width(), metrics);
-        Ok(Arc::new(served.of(model)))
+        Ok(Arc::new(served.of(model).seeing(pictures)))
+    }
+
+    /// Loads what sees pictures, if the model has such a tower, on the first device.
+    fn pictures(&self, model: &TextModel) -> Result<Option<TensorModel>> {
+        let Self { name, settings, registry, devices } = self;
+        let batches: &[usize] = match (&settings.batches[..], settings.cpu) {
+            ([], true) => &[1],
+            ([], false) => &[1, 2, 4, 8, 16, 32],
+            (given, _) => given,
+        };
+        let builder = OparaExecutor::builder().max_shapes(batches.len() + 1);
+        let Some((executor, example)) = model.pictures(builder, &devices[0], settings.dtype())? else {
+            return Ok(None);
+        };
+        let pictures = TensorModel::new(executor, &[example], batches.iter().copied(), registry.model(name))?;
+        tracing::info!(model = name, "it sees pictures");
+        Ok(Some(pictures.named(&[PIXELS], &["embedding"])?))
     }
 
     /// Loads a decoder on every device and builds its graphs.

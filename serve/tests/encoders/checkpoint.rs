@@ -18,6 +18,15 @@ pub struct Case {
     tensors: BTreeMap<String, Vec<usize>>,
     pub ids: Vec<Vec<u32>>,
     pub expected: Vec<HashMap<String, Vec<f32>>>,
+    /// The vector of [`picture`].
+    #[serde(default)]
+    pub image: Vec<f32>,
+}
+
+/// Pixels of three channels, 16 by 16.
+pub fn picture() -> Result<Vec<f32>> {
+    let weights = opara_weights::seeded(7, DType::F32, &Device::Cpu);
+    Ok((weights.get(3 * 16 * 16, "input")? * 10.)?.to_vec1()?)
 }
 
 impl Case {

@@ -1,12 +1,15 @@
 //! Encoders of every architecture against transformers, on checkpoints as it saves them.
 
 mod checkpoint;
+mod configurations;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
+use candle::{DType, Device, Tensor};
+use opara_candle::OparaExecutor;
 use opara_serve::batch::{Bucket, Engine};
 use opara_serve::embed::{Answers, TextModel, TextRow};
 
-use checkpoint::{answers, assert_close, embedder, Case};
+use checkpoint::{answers, assert_close, embedder, picture, Case};
 
 /// A batch of texts of several lengths, and each by itself, give what transformers gives.
 fn check(name: &str, folder: &std::path::Path, kind: &str, case: &Case, length: usize) -> Result<()> {
@@ -44,10 +47,15 @@ fn words(name: &str) -> Result<()> {
     check(name, folder.path(), "splade", &case, 12)
 }
 
-/// The tower that reads texts, whose vectors are pooled as the model does it.
-fn texts(name: &str, length: usize) -> Result<()> {
+/// Both towers, whose vectors are pooled as the model does it.
+fn towers(name: &str, length: usize) -> Result<()> {
     let case = Case::read(name)?;
-    let embedder = embedder(case.pooled("lasttoken")?.path())?;
+    let folder = case.pooled("lasttoken")?;
+    let sees = TextModel::open(folder.path())?.pictures(OparaExecutor::builder(), &Device::Cpu, DType::F32)?;
+    let (tower, _) = sees.context("it sees pictures")?;
+    let pixels = Tensor::from_vec(picture()?, (1, 3, 16, 16), &Device::Cpu)?;
+    assert_close(&tower.call_to_host(&[pixels])?[0], &case.image, &format!("{name}: a picture"));
+    let embedder = embedder(folder.path())?;
     let rows: Vec<TextRow> = case.ids.iter().cloned().map(TextRow::from).collect();
     let together = embedder.run(Bucket { batch: 4, length }, &rows.iter().collect::<Vec<_>>())?;
     for (index, (row, expected)) in rows.iter().zip(&case.expected).enumerate() {
@@ -73,7 +81,7 @@ tests! {
     bert_classifier: |name| classes(name, 3);
     bert_splade: words;
     camembert: hidden_states;
-    clip: |name| texts(name, 24);
+    clip: |name| towers(name, 24);
     deberta: hidden_states;
     deberta_classifier: |name| classes(name, 1);
     distilbert: hidden_states;
@@ -93,7 +101,7 @@ tests! {
     roberta: hidden_states;
     roberta_classifier: |name| classes(name, 3);
     roberta_splade: words;
-    siglip: |name| texts(name, 16);
+    siglip: |name| towers(name, 16);
     xlm_roberta: hidden_states;
     xlm_roberta_reranker: |name| classes(name, 1);
 }

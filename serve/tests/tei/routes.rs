@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde_json::json;
 
-use super::checkpoint::{assert_close, Case};
+use super::checkpoint::{assert_close, picture, Case};
 use super::{floats, get, post, serve, text, unit};
 
 #[tokio::test]
@@ -187,5 +187,25 @@ async fn a_model_says_what_it_is() -> Result<()> {
     assert_eq!(status, 422);
     assert!(answer["error"].as_str().is_some_and(|error| error.contains("a, b, c")), "{answer}");
     assert_eq!(get(&router, "/health").await?.0, 200);
+    Ok(())
+}
+
+#[tokio::test]
+async fn pictures_have_vectors_beside_texts() -> Result<()> {
+    for name in ["clip", "siglip"] {
+        let case = Case::read(name)?;
+        let router = serve(&[("plain", &case.pooled("lasttoken")?), ("unit", &case.folder()?)])?;
+        let pixels = json!({"name": "pixel_values", "datatype": "FP32", "shape": [1, 3, 16, 16], "data": picture()?});
+        for (model, expected) in [("plain", case.image.clone()), ("unit", unit(&case.image))] {
+            let (status, answer) =
+                post(&router, &format!("/v2/models/{model}/infer"), json!({"inputs": [pixels]})).await?;
+            assert_eq!((status, &answer["outputs"][0]["name"]), (200, &json!("embedding")), "{answer}");
+            assert_close(&floats(&answer["outputs"][0]["data"]), &expected, name);
+        }
+        let (_, answer) = post(&router, "/embed", json!({"inputs": text(&case.ids[0]), "model": "unit"})).await?;
+        assert_close(&floats(&answer[0]), &unit(&case.expected[0]["text"]), "a text");
+        let small = json!({"name": "pixel_values", "datatype": "FP32", "shape": [1, 3, 8, 8], "data": vec![0; 192]});
+        assert_eq!(post(&router, "/v2/models/plain/infer", json!({"inputs": [small]})).await?.0, 400);
+    }
     Ok(())
 }

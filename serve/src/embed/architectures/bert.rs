@@ -25,9 +25,9 @@ const HARMLESS: Harmless = Harmless {
         "summary_last_dropout",
         "summary_type",
         "summary_use_proj",
+        "tie_weights_",
     ],
     neutral: &[
-        ("add_cross_attention", "false"),
         ("inner_group_num", "1"),
         ("is_decoder", "false"),
         ("net_structure_type", "0"),

@@ -1,25 +1,23 @@
-//! The tower of CLIP that reads texts: candle's module, unchanged. The last token stands for the text.
+//! The towers of CLIP: candle's modules, unchanged. The last token stands for a text.
+
+use std::sync::Arc;
 
 use candle::Module;
+use candle_nn::VarBuilder;
 use candle_transformers::models::clip::text_model::{Activation, ClipTextConfig, ClipTextTransformer};
+use candle_transformers::models::clip::vision_model::{ClipVisionConfig, ClipVisionTransformer};
 use opara_weights::{Fields, Harmless, Unread, TRANSFORMERS};
 use serde_json::Value;
 
-use super::super::architecture::{Architecture, Sizes};
+use super::super::architecture::{Architecture, Pictures, Sizes, Tower};
 use super::super::{PoolingMode, Result};
 
 const HARMLESS: Harmless = Harmless {
-    names: &[
-        "dropout",
-        "logit_scale_init_value",
-        "sentence_transformers",
-        "text_config_dict",
-        "vision_config",
-        "vision_config_dict",
-    ],
+    names: &["dropout", "logit_scale_init_value", "sentence_transformers", "text_config_dict", "vision_config_dict"],
     neutral: &[
         // candle's module has these.
         ("hidden_act", "\"quick_gelu\""),
+        ("is_decoder", "false"),
         ("layer_norm_eps", "1e-05"),
         ("tie_word_embeddings", "true"),
         ("tie_word_embeddings", "false"),
@@ -45,6 +43,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         projection_dim: projected,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    let pictures = whole.inside("vision_config")?.map(|fields| pictures(&fields, projected, unread)).transpose()?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let sizes = Sizes {
         vocabulary: config.vocab_size,
@@ -58,7 +57,30 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         // No token sees those behind it, so that padding needs no mask.
         Ok(Box::new(move |tokens| projection.forward(&model.forward_with_mask(tokens.ids, usize::MAX)?)))
     });
-    Ok(architecture.pooled(PoolingMode::LastToken).without(is_of_pictures))
+    Ok(architecture.pooled(PoolingMode::LastToken).seeing(pictures).without(is_of_pictures))
+}
+
+fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result<Pictures> {
+    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    let config = ClipVisionConfig {
+        embed_dim: default("hidden_size", 768)?,
+        activation: Activation::QuickGelu,
+        intermediate_size: default("intermediate_size", 3_072)?,
+        num_hidden_layers: default("num_hidden_layers", 12)?,
+        num_attention_heads: default("num_attention_heads", 12)?,
+        projection_dim: default("projection_dim", projected)?,
+        num_channels: default("num_channels", 3)?,
+        image_size: default("image_size", 224)?,
+        patch_size: default("patch_size", 32)?,
+    };
+    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    let (channels, side) = (config.num_channels, config.image_size);
+    let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
+        let tower = ClipVisionTransformer::new(vb.pp("vision_model"), &config)?;
+        let projection = candle_nn::linear_no_bias(config.embed_dim, projected, vb.pp("visual_projection"))?;
+        Ok(Box::new(move |pixels| projection.forward(&tower.forward(pixels)?)))
+    };
+    Ok(Pictures { channels, side, load: Arc::new(load) })
 }
 
 /// Tensors of the tower that sees pictures, and of the comparison of the two.

@@ -18,12 +18,15 @@ const HARMLESS: Harmless = Harmless {
         "pooler_hidden_size",
         "sbert_ce_default_activation_function",
         "sentence_transformers",
+        "summary_activation",
+        "summary_last_dropout",
+        "summary_type",
+        "summary_use_proj",
     ],
     // candle's module has no convolution behind the first layer, and no steps of its decoder.
     neutral: &[
-        ("conv_act", "\"gelu\""),
-        ("conv_act", "\"tanh\""),
         ("conv_kernel_size", "0"),
+        ("is_decoder", "false"),
         ("z_steps", "0"),
         ("tie_word_embeddings", "true"),
         ("tie_word_embeddings", "false"),

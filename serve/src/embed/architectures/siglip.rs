@@ -1,19 +1,23 @@
-//! The tower of SigLIP that reads texts: candle's module, unchanged. It sees padding, since it was trained on texts of one length.
+//! The towers of SigLIP: candle's modules, unchanged. That of texts sees padding, since it was trained on texts of one length.
+
+use std::sync::Arc;
 
 use candle::Module;
-use candle_nn::Activation;
-use candle_transformers::models::siglip::{TextConfig, TextModel};
+use candle_nn::{Activation, VarBuilder};
+use candle_transformers::models::siglip::{TextConfig, TextModel, VisionConfig, VisionModel};
 use opara_weights::{Fields, Harmless, Unread, TRANSFORMERS};
 use serde_json::Value;
 
-use super::super::architecture::{Architecture, Padding, Sizes};
+use super::super::architecture::{Architecture, Padding, Pictures, Sizes, Tower};
 use super::super::Result;
 use super::clip::is_of_pictures;
 
 const HARMLESS: Harmless = Harmless {
-    names: &["sentence_transformers", "vision_config"],
+    names: &["sentence_transformers"],
     neutral: &[
         ("hidden_act", "\"gelu_pytorch_tanh\""),
+        ("is_decoder", "false"),
+        ("vision_use_head", "true"),
         ("tie_word_embeddings", "true"),
         ("tie_word_embeddings", "false"),
     ],
@@ -44,6 +48,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         eos_token_id: 0,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    let pictures = pictures(&whole.object("vision_config")?, unread)?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let sizes =
         Sizes { vocabulary: config.vocab_size, width, positions: config.max_position_embeddings, token_types: 1 };
@@ -51,5 +56,27 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         let model = TextModel::new(&config, vb.pp("text_model"))?;
         Ok(Box::new(move |tokens| model.forward(tokens.ids)))
     });
-    Ok(architecture.padded(Padding::Full, pad).without(is_of_pictures))
+    Ok(architecture.padded(Padding::Full, pad).seeing(Some(pictures)).without(is_of_pictures))
+}
+
+fn pictures(fields: &Fields<&Value>, unread: Unread) -> Result<Pictures> {
+    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    let config = VisionConfig {
+        hidden_size: default("hidden_size", 768)?,
+        intermediate_size: default("intermediate_size", 3_072)?,
+        num_hidden_layers: default("num_hidden_layers", 12)?,
+        num_attention_heads: default("num_attention_heads", 12)?,
+        num_channels: default("num_channels", 3)?,
+        image_size: default("image_size", 224)?,
+        patch_size: default("patch_size", 16)?,
+        hidden_act: Activation::GeluPytorchTanh,
+        layer_norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-6),
+    };
+    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    let (channels, side) = (config.num_channels, config.image_size);
+    let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
+        let tower = VisionModel::new(&config, true, vb.pp("vision_model"))?;
+        Ok(Box::new(move |pixels| tower.forward(pixels)))
+    };
+    Ok(Pictures { channels, side, load: Arc::new(load) })
 }

@@ -1,0 +1,136 @@
+//! Configurations that are refused by name, those of a decoder, and an architecture of a program's own.
+
+use anyhow::Result;
+use candle::{DType, Device, Module};
+use opara_serve::batch::Buckets;
+use opara_serve::embed::{is_encoder, Architecture, Architectures, EmbedError, Sizes, TextModel};
+use serde_json::{json, Value};
+
+use super::checkpoint::{answers, assert_close, embedder, put, Case};
+
+/// The error of a checkpoint whose configuration has these fields, too.
+fn refusal(name: &str, fields: &Value) -> Result<String> {
+    let case = Case::read(name)?;
+    let folder = case.folder()?;
+    let mut config = case.config.clone();
+    for (field, value) in fields.as_object().into_iter().flatten() {
+        config[field] = value.clone();
+    }
+    put(&folder, "config.json", &config)?;
+    Ok(TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default())
+}
+
+#[test]
+fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
+    for (name, fields, words) in [
+        ("modernbert", json!({"norm_bias": true}), "`norm_bias` (true)"),
+        ("modernbert", json!({"hidden_activation": "silu"}), "`hidden_activation`"),
+        (
+            "modernbert",
+            json!({"layer_types": ["full_attention", "full_attention", "full_attention", "full_attention"]}),
+            "layer_types",
+        ),
+        ("modernbert_classifier", json!({"classifier_pooling": "max"}), "classifier_pooling"),
+        ("deberta", json!({"conv_kernel_size": 3}), "`conv_kernel_size` (3)"),
+        ("deberta", json!({"pos_att_type": ["c2p", "p2p"]}), "pos_att_type"),
+        ("nomic", json!({"qkv_proj_bias": true}), "`qkv_proj_bias` (true)"),
+        ("nomic", json!({"rotary_scaling_factor": 2}), "`rotary_scaling_factor` (2)"),
+        ("qwen3", json!({"use_sliding_window": true}), "use_sliding_window"),
+        ("qwen3", json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}}), "yarn"),
+        ("qwen3", json!({"is_causal": false}), "is_causal"),
+        ("roberta", json!({"pad_token_id": 60}), "max_position_embeddings"),
+        ("roberta", json!({"hidden_act": "silu"}), "hidden_act"),
+        ("albert", json!({"num_hidden_groups": 2}), "`num_hidden_groups` (2)"),
+        ("jina", json!({"feed_forward_type": "original"}), "feed_forward_type"),
+        ("jina", json!({"architectures": ["BertForSequenceClassification"]}), "head that is not known"),
+        ("bert", json!({"model_type": "mpnet"}), "\"mpnet\", and only albert, bert, "),
+        ("bert_classifier", json!({"problem_type": "other"}), "problem_type"),
+    ] {
+        let error = refusal(name, &fields)?;
+        assert!(error.contains(words), "{name} {fields}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn types_that_a_module_does_not_compute_in_are_refused() -> Result<()> {
+    for name in ["modernbert", "deberta", "jina"] {
+        let folder = Case::read(name)?.folder()?;
+        let buckets = Buckets::new([1], [8], 8)?;
+        let error = TextModel::open(folder.path())?.embedder(&Device::Cpu, DType::F16, &buckets).err();
+        assert!(matches!(error, Some(EmbedError::Dtype { .. })), "{name}: {error:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_head_of_another_size_is_refused() -> Result<()> {
+    let case = Case::read("bert_classifier")?;
+    let folder = case.folder()?;
+    let mut config = case.config.clone();
+    config["id2label"] = json!({"0": "a", "1": "b"});
+    put(&folder, "config.json", &config)?;
+    let error = embedder(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("3 numbers, and its configuration names 2"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn decoders_are_no_encoders_unless_a_list_of_modules_says_so() -> Result<()> {
+    let known = Architectures::default();
+    let config = |kind: &str, architecture: Option<&str>| match architecture {
+        Some(name) => json!({"model_type": kind, "architectures": [name]}),
+        None => json!({"model_type": kind}),
+    };
+    for (kind, architecture, expected) in [
+        ("qwen3", Some("Qwen3ForCausalLM"), false),
+        ("qwen3", Some("Qwen3Model"), true),
+        ("qwen3", Some("Qwen3ForSequenceClassification"), true),
+        ("llama", Some("LlamaForCausalLM"), false),
+        ("llama", Some("LlamaModel"), false),
+        ("roberta", None, true),
+    ] {
+        assert_eq!(is_encoder(&config(kind, architecture), &known), expected, "{kind} {architecture:?}");
+    }
+    let case = Case::read("qwen3")?;
+    assert!(!is_encoder(
+        &{
+            let mut config = case.config.clone();
+            config["architectures"] = Value::Null;
+            config
+        },
+        &known
+    ));
+    let folder = case.pooled("lasttoken")?;
+    let mut config = case.config.clone();
+    config["architectures"] = json!(["Qwen3ForCausalLM"]);
+    put(&folder, "config.json", &config)?;
+    let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
+    assert_close(&together[1], &case.expected[1]["last"], "a decoder as an encoder");
+    Ok(())
+}
+
+#[test]
+fn a_program_adds_an_architecture() -> Result<()> {
+    let case = Case::read("bert")?;
+    let folder = case.pooled("mean")?;
+    put(&folder, "config.json", &json!({"model_type": "bag", "size": 60}))?;
+    let known = Architectures::default().with("bag", |config, _| {
+        let vocabulary = config["size"].as_u64().unwrap_or_default() as usize;
+        let sizes = Sizes { vocabulary, width: 32, positions: 12, token_types: 1 };
+        let architecture = Architecture::new(sizes, move |vb, _| {
+            let table = candle_nn::embedding(vocabulary, 32, vb.pp("embeddings.word_embeddings"))?;
+            Ok(Box::new(move |tokens| table.forward(tokens.ids)))
+        });
+        Ok(architecture.without(|name| name != "embeddings.word_embeddings.weight"))
+    });
+    let model = TextModel::open_by(folder.path(), false, &known)?;
+    let vector = &model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1], [12], 12)?)?.embed(&["w7 w9"])?[0];
+    let table =
+        opara_weights::seeded(7, DType::F32, &Device::Cpu).get((60, 32), "embeddings.word_embeddings.weight")?;
+    let expected: Vec<f32> = ((table.get(7)? + table.get(9)?)? / 2.)?.to_vec1()?;
+    assert_close(vector, &expected, "the mean of two rows");
+    let error = TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("\"bag\"") && error.contains("Architectures::with"), "{error}");
+    Ok(())
+}
