@@ -4,8 +4,10 @@
 //!     cargo run --release --features cudnn --example decoders -- --only qwen2-0.5b --dtype f16 --json decoders.jsonl
 //!
 //! Both write behind the same prompt. The model's own tokens are given to both, so that a difference of a logit cannot lead them
-//! apart; what is compared are the logits. Without a GPU each model takes one prompt and one step.
+//! apart; what is compared are the logits. Without a GPU each model takes one prompt and one step. Quantised ones come from GGUF files
+//! that are written first; this library's own decoder reads the same file.
 
+mod gguf;
 mod models;
 
 use std::fs::File;
@@ -22,7 +24,7 @@ use opara_candle::{Error, OparaExecutor};
 use opara_examples::{exit_code, relative_error, types};
 use serde_json::json;
 
-use crate::models::{Decode, MODELS};
+use crate::models::{Decode, Model, MODELS};
 
 #[derive(Parser)]
 struct Args {
@@ -31,7 +33,7 @@ struct Args {
     cpu: bool,
 
     /// Models to run; by default all.
-    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS.iter().map(|model| model.name)))]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(all().map(|model| model.name)))]
     only: Vec<String>,
 
     /// Dtype of weights and activations.
@@ -51,6 +53,10 @@ struct Args {
     json: Option<PathBuf>,
 }
 
+fn all() -> impl Iterator<Item = &'static Model> {
+    MODELS.iter().chain(gguf::MODELS)
+}
+
 fn main() -> ExitCode {
     exit_code(run())
 }
@@ -62,7 +68,7 @@ fn run() -> Result<()> {
         false => opara_candle::cuda_device(0).unwrap_or(Device::Cpu),
     };
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
-    for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
+    for model in all().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         let line = match (model.make)(args.dtype, &device).and_then(|decode| measured(&args, &device, decode)) {
             Ok(line) => line,
             Err(error) => json!({ "failed": error.to_string().lines().next() }),
@@ -105,6 +111,10 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
     }
     drop(own);
     let own_us = median(&mut seconds[1..]) * 1e6;
+    let library = match &decode.file {
+        Some(file) if device.is_cuda() => Some(gguf::own_us(file, prompt_tokens, tokens, device)?),
+        _ => None,
+    };
 
     let begin = Instant::now();
     let mut fast = match decode.executor(OparaExecutor::builder(), &prompt, prompt_tokens + tokens + 4) {
@@ -113,7 +123,7 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
     };
     let built_s = begin.elapsed().as_secs_f64();
     if let Some(reason) = fast.refused() {
-        return Ok(json!({ "candle_us": own_us, "refused": reason }));
+        return Ok(json!({ "candle_us": own_us, "library_us": library, "refused": reason }));
     }
     let mut apart: f32 = 0.;
     for round in 0..2 {
@@ -131,7 +141,7 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
     }
     let first_ms = replayed[0] * 1e3;
     Ok(json!({
-        "candle_us": own_us, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us()),
+        "candle_us": own_us, "library_us": library, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us()),
         "launches": fast.report().map(|report| report.counts().ops), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
     }))
 }

@@ -12,6 +12,8 @@ use opara_candle::{Builder, DecoderExecutor};
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 
+use crate::gguf::Written;
+
 /// A decoder.
 pub struct Model {
     pub name: &'static str,
@@ -20,7 +22,11 @@ pub struct Model {
 }
 
 /// The model, or its cache, with what adds tokens to it.
-pub struct Decode(Box<dyn Cloned>);
+pub struct Decode {
+    of: Box<dyn Cloned>,
+    /// The file that it comes from, which this library's own decoder reads, too.
+    pub file: Option<Written>,
+}
 
 /// Adds tokens, `(1, n)`, behind so many others, and gives logits.
 pub type Text = Box<dyn FnMut(&Tensor, usize) -> candle::Result<Tensor>>;
@@ -58,17 +64,22 @@ where
 }
 
 impl Decode {
-    fn of<M, F>(model: M, forward: F) -> Result<Self>
+    pub fn of<M, F>(model: M, forward: F) -> Result<Self>
     where
         M: Clone + Send + Sync + 'static,
         F: Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Clone + Send + Sync + 'static,
     {
-        Ok(Self(Box::new(Of(model, forward))))
+        Ok(Self { of: Box::new(Of(model, forward)), file: None })
+    }
+
+    /// The same, of a file.
+    pub fn with_file(self, file: Written) -> Self {
+        Self { file: Some(file), ..self }
     }
 
     /// A text by the model itself.
     pub fn text(&self) -> Text {
-        let mut model = self.0.clone();
+        let mut model = self.of.clone();
         Box::new(move |tokens, position| model.forward(tokens, position))
     }
 
@@ -78,7 +89,7 @@ impl Decode {
     /// Those of the builder.
     pub fn executor(&self, builder: Builder, example: &Tensor, capacity: usize) -> opara_candle::Result<Fast> {
         builder.build_decoder(
-            self.0.clone(),
+            self.of.clone(),
             |model, tokens, position| model.forward(tokens, position),
             example,
             capacity,

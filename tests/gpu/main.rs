@@ -11,6 +11,7 @@ mod executor;
 mod fuse;
 mod graphs;
 mod ops;
+mod quantized;
 mod refused;
 mod required;
 mod rewrite;

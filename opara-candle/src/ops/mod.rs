@@ -164,6 +164,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     one_query::launch::DECLARED,
     pool::launch::DECLARED,
     quantized::launch::DECLARED,
+    quantized::of_blocks::DECLARED,
     sample::launch::DECLARED,
     softmax::launch::DECLARED,
     space_to_depth::launch::DECLARED,

@@ -5,6 +5,7 @@ use candle::{bail, Result, Tensor};
 #[cfg(feature = "cuda")]
 use crate::ops::double_binary;
 use crate::ops::format::is_channels_last;
+use crate::ops::Activation;
 
 /// `f` of operands over one shape, in the order in which the channels of images lie.
 pub(super) fn in_order(operands: &[Tensor], f: impl FnOnce(&[Tensor]) -> Result<Tensor>) -> Result<Tensor> {
@@ -50,6 +51,23 @@ pub(super) fn binary(name: &str, x: &Tensor, y: &Tensor) -> Result<Tensor> {
         "div" => x.broadcast_div(y),
         "min" => x.broadcast_minimum(y),
         "max" => x.broadcast_maximum(y),
+        "eq" => x.broadcast_eq(y),
+        "ne" => x.broadcast_ne(y),
+        "lt" => x.broadcast_lt(y),
+        "le" => x.broadcast_le(y),
+        "gt" => x.broadcast_gt(y),
+        "ge" => x.broadcast_ge(y),
         _ => bail!("there is no operator for {name}"),
     }
+}
+
+/// The activation that has this name in the catalogue.
+pub(super) fn activation_of(name: &str) -> Result<Activation> {
+    Ok(match name {
+        "relu" => Activation::Relu,
+        "gelu" => Activation::Gelu,
+        "gelu_erf" => Activation::GeluErf,
+        "silu" => Activation::Silu,
+        _ => bail!("{name} is no activation of an operator"),
+    })
 }

@@ -1,9 +1,9 @@
 //! Nodes that choose among elements, and rotary embeddings.
 
-use candle::{Result, Tensor};
+use candle::{bail, Result, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i, rope_thd};
 use opara_plan::rewrite::Node;
-use opara_plan::trace::Rotary;
+use opara_plan::trace::{Function, Indexed, Rotary};
 
 use super::evaluation::Evaluation;
 
@@ -11,6 +11,30 @@ use super::evaluation::Evaluation;
 pub(super) fn index_select(of: &mut Evaluation, node: &Node, shape: [u64; 3]) -> Result<Tensor> {
     let [x, ids] = [of.operand(&node.operands[0], &shape.map(|len| len as usize))?, of.own(&node.operands[1])?];
     x.contiguous()?.index_select(&ids.flatten_all()?.contiguous()?, 1)
+}
+
+/// The elements of the middle one of three dimensions that the second operand names for each.
+pub(super) fn gather(of: &mut Evaluation, node: &Node, shape: &Indexed) -> Result<Tensor> {
+    let [left, from, to, right] = [shape.left, shape.from, shape.to, shape.right].map(|len| len as usize);
+    let x = of.operand(&node.operands[0], &[left, from, right])?.contiguous()?;
+    let ids = of.operand(&node.operands[1], &[left, to, right])?.broadcast_as((left, to, right))?;
+    x.gather(&ids.contiguous()?, 1)
+}
+
+/// The first operand with elements of the third one in the places that the second one names, or added to what is there.
+pub(super) fn put(of: &mut Evaluation, node: &Node, function: &Function, shape: &Indexed) -> Result<Tensor> {
+    let [left, from, to, right] = [shape.left, shape.from, shape.to, shape.right].map(|len| len as usize);
+    let [x, ids, new] = &node.operands[..] else { bail!("{function:?} has three operands") };
+    let x = of.operand(x, &[left, to, right])?.broadcast_as((left, to, right))?.contiguous()?;
+    let new = of.operand(new, &[left, from, right])?.broadcast_as((left, from, right))?.contiguous()?;
+    if matches!(function, Function::IndexAdd(_)) {
+        return x.index_add(&of.own(ids)?.flatten_all()?.contiguous()?, &new, 1);
+    }
+    let ids = of.operand(ids, &[left, from, right])?.broadcast_as((left, from, right))?.contiguous()?;
+    match function {
+        Function::ScatterAdd(_) => x.scatter_add(&ids, &new, 1),
+        _ => x.scatter(&ids, &new, 1),
+    }
 }
 
 /// The second operand where the first is not 0, else the third.

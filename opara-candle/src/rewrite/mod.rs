@@ -16,6 +16,7 @@ mod indexed;
 mod judgement;
 mod norms;
 mod operators;
+mod quantized;
 pub(crate) mod set;
 mod settling;
 mod strided;

@@ -2,13 +2,14 @@
 
 use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
-use opara_plan::trace::{Function, Window};
+use opara_plan::trace::{Function, Order, Window};
 
 use super::by_elements;
-use super::elementwise::{binary, in_order, unary};
+use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
-use super::indexed::{index_select, masked_fill, rotary, select};
+use super::indexed::{gather, index_select, masked_fill, put, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
+use super::quantized;
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
 use crate::ops::format::is_channels_last;
@@ -33,6 +34,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             products_of_one(of, node, others, have_bias, [*tokens as usize, *size as usize])
         }
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
+        Compute::QuantizedProduct { blocks, norm, end } => quantized::product(of, node, *blocks, *norm, end),
         Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
@@ -149,12 +151,23 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
             of.own(&node.operands[0])?.upsample_nearest2d(*rows as usize, *columns as usize)?
         }
         Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
+        Function::Gather(shape) => gather(of, node, shape)?,
+        Function::IndexAdd(shape) | Function::ScatterAdd(shape) | Function::Scatter(shape) => {
+            put(of, node, function, shape)?
+        }
+        Function::ArgSort(columns, order) => {
+            let x = rows(of, &node.operands[0], *columns)?.reshape(((), *columns as usize))?;
+            x.contiguous()?.arg_sort_last_dim(*order == Order::Ascending)?
+        }
+        Function::ArgMax(columns) => rows(of, &node.operands[0], *columns)?.argmax(D::Minus1)?,
+        Function::ArgMin(columns) => rows(of, &node.operands[0], *columns)?.argmin(D::Minus1)?,
         Function::Where => select(of, node)?,
         Function::MaskedFill(bits) => {
             let numbers = filled(node, *bits, dtype, &of.device()?)?;
             masked_fill(of, node, &numbers)?
         }
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
+        Function::QuantizedProduct(blocks) => quantized::recorded(of, node, *blocks)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }
@@ -343,17 +356,6 @@ fn product(
         (1, ProductPrecision::Fastest) => ops::norm_linear_act(x, None, weight, bias, activation),
         _ => ops::linear_in(precision, x, weight, bias, activation),
     }
-}
-
-/// The activation that has this name in the catalogue.
-fn activation_of(name: &str) -> Result<Activation> {
-    Ok(match name {
-        "relu" => Activation::Relu,
-        "gelu" => Activation::Gelu,
-        "gelu_erf" => Activation::GeluErf,
-        "silu" => Activation::Silu,
-        _ => bail!("{name} is no activation of an operator"),
-    })
 }
 
 /// One product with both weights, the gate's first.

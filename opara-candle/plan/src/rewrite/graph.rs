@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Window};
+use crate::trace::{is_contiguous, BlockType, BufferId, Dim, Element, Function, Window};
 
 /// Rows of which one launch computes all of a gated unit.
 const FEW: u64 = 8;
@@ -145,6 +145,7 @@ impl Node {
         match &self.compute {
             Compute::ProductsOfOne { others, .. } => others,
             Compute::SumBesideNorm { norm, .. } => std::slice::from_ref(norm),
+            Compute::QuantizedProduct { end: ProductEnd::Others(others), .. } => others,
             _ => &[],
         }
     }
@@ -256,6 +257,16 @@ pub enum Compute {
         /// Do both have a bias?
         has_bias: bool,
     },
+    /// A product of few rows with a weight of GGUF's blocks, or with several. Operands: `x`, `(rows, inner)`, the weight of the norm, if
+    /// there is one, then each weight, `(columns, bytes of a row)`, and the summand, if there is one.
+    QuantizedProduct {
+        /// The type of the blocks.
+        blocks: BlockType,
+        /// Epsilon of the RMS norm that rows of `x` are given first.
+        norm: Option<f32>,
+        /// What follows.
+        end: ProductEnd,
+    },
     /// Sums of rows, times a factor. Operand: the rows.
     RowMean {
         /// Elements of a row.
@@ -312,6 +323,19 @@ pub enum Compute {
         /// How many of the latest tokens are seen, the new one included, if not all.
         window: Option<u64>,
     },
+}
+
+/// What follows a product with quantised weights.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ProductEnd {
+    /// Nothing: there is one weight.
+    Nothing,
+    /// Something of its shape is added.
+    Sum,
+    /// The activation of this name in the catalogue, times the product with the second one of two weights.
+    Gate(String),
+    /// The products with further weights are these nodes.
+    Others(Vec<usize>),
 }
 
 /// A convolution, and what is done to its operand and its result.

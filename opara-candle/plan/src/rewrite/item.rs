@@ -91,11 +91,18 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::Affine(..)
         | Function::Where
         | Function::MaskedFill(_) => of_rows(&mut part, 1, items)?,
-        Function::RowSum(columns) | Function::RowMax(columns) | Function::RowMin(columns) => {
+        Function::RowSum(columns)
+        | Function::RowMax(columns)
+        | Function::RowMin(columns)
+        | Function::ArgMax(columns)
+        | Function::ArgMin(columns) => {
             let columns = *columns;
             of_rows(&mut part, columns, items)?;
         }
-        Function::Softmax(columns) | Function::LayerNorm(columns, _) | Function::RmsNorm(columns, _) => {
+        Function::Softmax(columns)
+        | Function::LayerNorm(columns, _)
+        | Function::RmsNorm(columns, _)
+        | Function::ArgSort(columns, _) => {
             let are_whole_rows = len.is_multiple_of(*columns);
             are_whole_rows.then(|| of_rows(&mut part, 1, items))??;
         }
@@ -117,6 +124,10 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
             let [images, _, _, _] = &mut part.operands.first_mut()?.dims[..] else { return None };
             images.len = begins(images.len, items)?;
         }
+        Function::QuantizedProduct(_) => {
+            let [rows, _] = &mut part.operands.first_mut()?.dims[..] else { return None };
+            rows.len = begins(rows.len, items)?;
+        }
         Function::IndexSelect { left: 1, right, .. } => {
             let (right, [_, ids]) = (*right, &mut part.operands[..]) else { return None };
             (ids.len() * right == node.len).then(|| each_begins(std::slice::from_mut(ids), items))??;
@@ -125,7 +136,14 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
             of.outer = begins(of.outer, items)?;
             each_begins(&mut part.operands[..1], items)?;
         }
-        Function::IndexSelect { .. } | Function::Rotary(_) | Function::Upload | Function::Part => return None,
+        Function::IndexSelect { .. }
+        | Function::Gather(_)
+        | Function::IndexAdd(_)
+        | Function::ScatterAdd(_)
+        | Function::Scatter(_)
+        | Function::Rotary(_)
+        | Function::Upload
+        | Function::Part => return None,
     }
     Some(part)
 }

@@ -10,6 +10,7 @@ mod graph;
 mod growth;
 mod item;
 mod matched;
+mod merged;
 mod outcome;
 mod region;
 pub mod rules;
@@ -19,7 +20,7 @@ mod tests;
 pub use changes::Changes;
 pub use errors::{Compared, Errors};
 pub use graph::{
-    strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductPrecision, Step, Value,
+    strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision, Step, Value,
 };
 pub use growth::{Cache, Growth, Recorded, Source};
 pub use item::{first_item, Item};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hashbrown::{HashMap, HashSet};
 
 use super::graph::{Compute, Graph, Input, Node, Operand, Output, Value};
-use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, OpId, Role, Trace, View};
+use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, Op, OpId, Role, Trace, View};
 
 /// Consecutive ops, and what they compute together.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +32,12 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
         let end = loop {
             let mut run = Run::new(trace, &last_users, &is_written);
             let end = start + (start..limit).take_while(|&op| run.take(op).is_some()).count();
+            // What a part of a call leaves is for the call's last launch, which is not taken.
+            let whole = start + trace.ops[start..end].iter().rposition(|op| !is_part(op)).map_or(0, |last| last + 1);
+            if whole < end {
+                limit = whole;
+                continue;
+            }
             // Where later ops read what the run has filled in part, it has to end before that.
             match run.finish(start..end) {
                 Ok(region) => {
@@ -44,6 +50,10 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
         start = end.max(start + 1);
     }
     regions
+}
+
+fn is_part(op: &Op) -> bool {
+    op.meaning.as_ref().is_some_and(|meaning| meaning.function == Function::Part)
 }
 
 /// The graph of all ops of a pass.
@@ -71,7 +81,9 @@ pub fn whole(trace: &Trace) -> Result<Whole, OpId> {
     let overwritten =
         run.states.keys().filter(|&&buffer| run.is_memory(buffer)).map(|buffer| run.inputs[buffer]).collect();
     let region = run.finish(0..trace.ops.len())?.filter(|region| region.kept.is_empty());
-    region.map(|region| Whole { graph: region.graph, overwritten }).ok_or(trace.ops.len())
+    let mut graph = region.ok_or(trace.ops.len())?.graph;
+    graph.merge_constants();
+    Ok(Whole { graph, overwritten })
 }
 
 /// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
@@ -173,7 +185,8 @@ impl<'a> Run<'a> {
             _ => {}
         }
         let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
-        if !self.is_whole && self.looks_up(&meaning.function, &operands) {
+        let is_alone = self.looks_up(&meaning.function, &operands) || self.chooses(&meaning.function, &operands);
+        if !self.is_whole && is_alone {
             return None;
         }
         let mut element = to.element;
@@ -223,6 +236,16 @@ impl<'a> Run<'a> {
         let is_constant = |operand: &Operand| self.graph.is_constant(operand.value, &self.constant);
         match (function, operands) {
             (Function::IndexSelect { .. }, [table, ids]) => is_constant(table) && !is_constant(ids),
+            _ => false,
+        }
+    }
+
+    /// Whether it gives integers that a rounding of floats may change. A run that ends before it is judged by the floats.
+    fn chooses(&self, function: &Function, operands: &[Operand]) -> bool {
+        let is_float = operands.first().is_some_and(|operand| self.graph.element(operand.value).is_float());
+        match function {
+            Function::ArgSort(..) | Function::ArgMax(_) | Function::ArgMin(_) => true,
+            Function::Binary(name) => is_float && ["eq", "ne", "lt", "le", "gt", "ge"].contains(&name.as_str()),
             _ => false,
         }
     }

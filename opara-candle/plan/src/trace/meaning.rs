@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::block_type::BlockType;
 use super::ids::BufferId;
 
 /// The type of elements. The order is the encoding in trace files: add types at the end.
@@ -186,7 +187,7 @@ pub enum Function {
     Copy,
     /// A function of `a` that the catalogue of kernels names.
     Unary(String),
-    /// A function of `a` and `b` that the catalogue of kernels names.
+    /// A function of `a` and `b` that the catalogue of kernels names: of comparisons, integers of 8 bits.
     Binary(String),
     /// `a` times the first plus the second.
     Affine(f32, f32),
@@ -240,6 +241,45 @@ pub enum Function {
     Fill(u64),
     /// An element of these bits where the integer `a` is not 0, else `b`.
     MaskedFill(u64),
+    /// `a`, `(rows, inner)`, times the transposed matrix `b`, `(columns, bytes of a row)`, whose rows are GGUF's blocks of this type:
+    /// `(rows, columns)`.
+    QuantizedProduct(BlockType),
+    /// Of `a`, `(left, from, right)`, along the middle dimension those that the integers `b`, `(left, to, right)`, name.
+    Gather(Indexed),
+    /// `a`, `(left, to, right)`, with `c`, `(left, from, right)`, added to the elements of the middle dimension that the integers `b` name.
+    IndexAdd(Indexed),
+    /// The same with integers for each element of `c`, `(left, from, right)`.
+    ScatterAdd(Indexed),
+    /// The same, but elements of `c` take the place of those of `a`.
+    Scatter(Indexed),
+    /// The order of each row of this many elements, as integers.
+    ArgSort(u64, Order),
+    /// The place of the first largest element of each row of this many.
+    ArgMax(u64),
+    /// The place of the first smallest element of each row of this many.
+    ArgMin(u64),
+}
+
+/// Three dimensions, of the middle one of which elements are named by integers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Indexed {
+    /// Elements of the outer dimension.
+    pub left: u64,
+    /// Those of the middle one in what is read.
+    pub from: u64,
+    /// Those of the middle one in what is written.
+    pub to: u64,
+    /// Those of the inner one.
+    pub right: u64,
+}
+
+/// An order of numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Order {
+    /// The smallest comes first.
+    Ascending,
+    /// The largest comes first.
+    Descending,
 }
 
 /// A rotary embedding: pairs of elements are rotated by angles that tokens and pairs have.

@@ -3,14 +3,16 @@
 //! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
 //! `opara_candle::ops`; every later stage works on it without knowing which.
 
+mod block_type;
 mod file;
 mod ids;
 mod meaning;
 mod region;
 
+pub use block_type::BlockType;
 pub use file::{FileError, TraceFileError};
 pub use ids::{BufferId, OpId};
-pub use meaning::{is_contiguous, Dim, Element, Function, Meaning, Rotary, View, Window};
+pub use meaning::{is_contiguous, Dim, Element, Function, Indexed, Meaning, Order, Rotary, View, Window};
 pub use region::Region;
 
 use serde::{Deserialize, Serialize};

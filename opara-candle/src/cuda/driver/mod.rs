@@ -26,6 +26,7 @@ pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
 mod out_of_memory;
+mod quantized;
 mod status;
 mod stream;
 mod versions;
@@ -50,6 +51,7 @@ pub(super) use opara_interpose::{
     is_interposed, outside as outside_capture, position, unseen, Call, CapturePool, CapturedWork, Placed,
 };
 pub(super) use out_of_memory::lacks_memory;
+pub(crate) use quantized::quantized_tensor;
 pub(super) use stream::{Event, Stream, StreamId};
 pub(super) use versions::software;
 pub(super) use watched_memory::WatchedMemory;

@@ -113,6 +113,12 @@ impl Effects {
         self
     }
 
+    /// Another argument is read, and partly written.
+    pub const fn updates(mut self, argument: usize) -> Self {
+        self.updated = Some(argument);
+        self
+    }
+
     /// Of a declared kernel. The last pointer that it writes through is its output, beside a cache.
     pub fn of(declared: &Declared) -> Self {
         let shapes = declared.shapes();

@@ -1,5 +1,6 @@
 //! The effects of kernels: which memory each launch reads and writes.
 
+mod compiled;
 mod effects;
 mod proof;
 mod ptx;
@@ -11,6 +12,7 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
+pub(super) use self::compiled::identifier;
 use self::effects::{Before, Effects, Extent, Factor};
 use self::ptx::Entry;
 use self::table::{declared, effects_of};
@@ -18,15 +20,27 @@ use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
 
 /// The launch of a kernel whose effects are known: one of candle's or of this library's, listed in the table. `code` is
-/// the hash of the PTX text that the kernel was loaded from: a kernel of the same name from another module is unknown.
+/// the hash of the PTX text that the kernel was loaded from: a kernel of the same name from another module is unknown. Kernels that the
+/// program was linked with have none.
 pub(super) fn known<'a>(
     name: &'a str,
     arguments: &'a Arguments,
     launch: &'a Launch,
     code: Option<u64>,
 ) -> Option<Call<'a>> {
-    let shipped = shipped(name).filter(|kernel| code == Some(kernel.code))?;
-    (shipped.parameters == arguments.count()).then_some(Call { effects: shipped.effects, name, arguments, launch })
+    let effects = match code {
+        Some(code) => {
+            let shipped = shipped(name).filter(|kernel| kernel.code == code)?;
+            (shipped.parameters == arguments.count()).then_some(shipped.effects)?
+        }
+        None => compiled::effects_of(name, arguments)?,
+    };
+    Some(Call { effects, name, arguments, launch })
+}
+
+/// Whether the effects of a kernel are known.
+pub(super) fn is_known(kernel: &KernelNode) -> bool {
+    known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code).is_some()
 }
 
 /// The addresses that a launch may write to: the output argument of the table; for an unknown kernel, all words of its

@@ -21,11 +21,24 @@ impl<'a> Arguments<'a> {
         kernel: &'a KernelNode,
         uploads: &'a HashMap<BufferId, &'a [u8]>,
     ) -> Option<Self> {
-        // There is one access per pointer, in the order of the arguments. A kernel that is not known counts as writing all that it
-        // reads.
-        let words = recorded.words();
+        // A kernel that is not known counts as writing all that it reads.
         let is_unknown = op.accesses.iter().any(|access| access.mode == AccessMode::ReadWrite);
-        if words.len() != op.accesses.len() || is_unknown {
+        if is_unknown {
+            return None;
+        }
+        Self::of_parts(op, recorded, kernel, uploads)
+    }
+
+    /// The same of a kernel that may read what it writes.
+    pub fn of_parts(
+        op: &Op,
+        recorded: &CapturedLaunch,
+        kernel: &'a KernelNode,
+        uploads: &'a HashMap<BufferId, &'a [u8]>,
+    ) -> Option<Self> {
+        // There is one access per pointer, in the order of the arguments.
+        let words = recorded.words();
+        if words.len() != op.accesses.len() {
             return None;
         }
         let of = op.accesses.iter().map(|access| (access.buffer, access.region.start()));

@@ -35,6 +35,9 @@ impl Arguments<'_> {
         if let Some((ids, element)) = name.strip_prefix("is_").and_then(two) {
             return self.index_select(ids, element);
         }
+        if let Some(meaning) = self.of_places(name) {
+            return Some(meaning);
+        }
         if let Some((condition, element)) = name.strip_prefix("where_").and_then(two) {
             return self.select(condition, element);
         }
@@ -90,8 +93,8 @@ impl Arguments<'_> {
             FusedAs::Binary(function) => (Function::Binary(function.into()), element(types)?, element(types)?, 2),
             _ => return None,
         };
-        // Only functions of floats can be computed in double precision.
-        let is_known = function == Function::Copy || from.is_float();
+        // Only functions of floats can be computed in double precision; sums and products of integers are what they are.
+        let is_known = operands == 2 || function == Function::Copy || from.is_float();
         if self.kernel.arguments.count() != 4 + operands || !is_known {
             return None;
         }
@@ -135,7 +138,7 @@ impl Arguments<'_> {
     fn select(&self, condition: Element, element: Element) -> Option<Meaning> {
         let len = self.integer(0)?;
         let [of_condition, of_one, of_other] = <[Vec<Dim>; 3]>::try_from(self.dims(1, 3, len)?).ok()?;
-        if condition.is_float() || !element.is_float() {
+        if condition.is_float() {
             return None;
         }
         let condition = self.view_of(3, condition, of_condition)?;
@@ -320,7 +323,7 @@ impl Arguments<'_> {
 }
 
 /// The type that a kernel's name ends in.
-fn element(name: &str) -> Option<Element> {
+pub(super) fn element(name: &str) -> Option<Element> {
     match name {
         "f32" => Some(Element::F32),
         "f16" => Some(Element::F16),
@@ -346,7 +349,7 @@ fn bits(bytes: &[u8]) -> u64 {
 }
 
 /// Two types, as in `u32_f16`.
-fn two(names: &str) -> Option<(Element, Element)> {
+pub(super) fn two(names: &str) -> Option<(Element, Element)> {
     let (one, other) = names.split_once('_')?;
     Some((element(one)?, element(other)?))
 }

@@ -21,8 +21,10 @@ impl Format {
     pub const EIGHT: Self = Self { bits: 8, group: 32, has_minimum: false };
     /// For Q5_1, Q5_K.
     pub const EIGHT_AFFINE: Self = Self { has_minimum: true, ..Self::EIGHT };
-    /// For Q6_K.
+    /// For Q3_K, Q6_K.
     pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false };
+    /// For Q2_K.
+    pub const SMALL_AFFINE: Self = Self { has_minimum: true, ..Self::SMALL_GROUPS };
 
     /// The smallest format that can hold the elements of both.
     pub fn with(self, other: Self) -> Self {
@@ -50,7 +52,8 @@ pub(super) fn format(dtype: GgmlDType) -> Option<Format> {
         GgmlDType::Q4_0 | GgmlDType::Q4_1 | GgmlDType::Q4K => Some(Format::FOUR_AFFINE),
         GgmlDType::Q5_0 | GgmlDType::Q8_0 => Some(Format::EIGHT),
         GgmlDType::Q5_1 | GgmlDType::Q5K => Some(Format::EIGHT_AFFINE),
-        GgmlDType::Q6K => Some(Format::SMALL_GROUPS),
+        GgmlDType::Q3K | GgmlDType::Q6K => Some(Format::SMALL_GROUPS),
+        GgmlDType::Q2K => Some(Format::SMALL_AFFINE),
         _ => None,
     }
 }
@@ -177,6 +180,26 @@ impl Groups {
                     self.codes.extend((0..32).map(code));
                 }
             }
+            GgmlDType::Q2K => {
+                for (group, &scale) in block[..16].iter().enumerate() {
+                    self.group([half(80) * f32::from(scale & 15), -half(82) * f32::from(scale >> 4)]);
+                    self.codes.extend((0..16).map(|at| two_bits(&block[16..80], group * 16 + at)));
+                }
+            }
+            GgmlDType::Q3K => {
+                let (high, low, scales) = (&block[..32], &block[32..96], &block[96..108]);
+                for group in 0..16 {
+                    let lower = scales[group % 8] >> (group / 8 * 4) & 15;
+                    let scale = lower | (scales[8 + group % 4] >> (group / 4 * 2) & 3) << 4;
+                    self.group([half(108) * (f32::from(scale) - 32.)]);
+                    let code = |at: usize| {
+                        let at = group * 16 + at;
+                        let bit = high[at % 32] >> (at / 32) & 1;
+                        (two_bits(low, at) | bit << 2).wrapping_sub(4)
+                    };
+                    self.codes.extend((0..16).map(code));
+                }
+            }
             // Q6_K, the only other type with a format.
             _ => {
                 let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
@@ -199,6 +222,11 @@ impl Groups {
 /// 32 codes of 4 bits.
 fn four_bits(codes: &[u8]) -> impl Iterator<Item = i8> + '_ {
     codes.iter().map(|code| (code & 15) as i8).chain(codes.iter().map(|code| (code >> 4) as i8))
+}
+
+/// One of 256 codes of 2 bits: 32 bytes have each 32 of them in a row, four times, in bits from the lowest on.
+fn two_bits(of: &[u8], at: usize) -> u8 {
+    of[at / 128 * 32 + at % 32] >> (at % 128 / 32 * 2) & 3
 }
 
 /// 32 codes of 5 bits: their highest bits in 4 bytes, then the others.
@@ -225,12 +253,14 @@ mod tests {
 
     use super::*;
 
-    const DTYPES: [GgmlDType; 8] = [
+    const DTYPES: [GgmlDType; 10] = [
         GgmlDType::Q4_0,
         GgmlDType::Q4_1,
         GgmlDType::Q5_0,
         GgmlDType::Q5_1,
         GgmlDType::Q8_0,
+        GgmlDType::Q2K,
+        GgmlDType::Q3K,
         GgmlDType::Q4K,
         GgmlDType::Q5K,
         GgmlDType::Q6K,
@@ -276,6 +306,6 @@ mod tests {
     #[test]
     fn bytes_that_are_no_blocks_are_errors() {
         assert!(Groups::of(GgmlDType::Q4_0, &[0; 17]).is_err());
-        assert!(Groups::of(GgmlDType::Q2K, &[]).is_err());
+        assert!(Groups::of(GgmlDType::Q8K, &[]).is_err());
     }
 }

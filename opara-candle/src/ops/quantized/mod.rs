@@ -5,6 +5,8 @@ mod blocks;
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(feature = "cuda")]
+pub(super) mod of_blocks;
 mod weight;
 
 pub use weight::QuantizedWeight;

@@ -9,8 +9,8 @@ use super::blocks::{self, Format, Groups};
 /// A weight `(rows, columns)` whose elements are `scale * code`, or `scale * code + minimum`, with codes of 4 or 8 bits, and a scale and
 /// a minimum in f16 for each group of 32 or 16 neighbours of a row.
 ///
-/// GGUF's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K and Q6_K become this without a change of their codes. An element takes 5 bits
-/// for those of 4 bits, 8.5 for Q5_0 and Q8_0, and 9 for the others.
+/// GGUF's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K become this without a change of their codes. An element takes 5 bits
+/// for those of 4 bits, 8.5 for Q5_0 and Q8_0, 10 for Q2_K, and 9 for the others.
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     pub(super) format: Format,
@@ -51,6 +51,33 @@ impl QuantizedWeight {
             codes: Tensor::from_vec(codes, (rows, columns * format.bits / 8), device)?,
             scales: Tensor::from_vec(scales, (rows, columns / format.group, format.numbers()), device)?,
         })
+    }
+
+    /// The weight whose rows are blocks of a type: `bytes` is `(rows, bytes of a row)`. On a GPU, launches alone make it, so that a
+    /// capture records them.
+    ///
+    /// # Errors
+    /// Bytes that are no whole blocks, a type that [`bytes`](Self::bytes) does not know, or rows that 32 does not divide.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn of_blocks(dtype: GgmlDType, bytes: &Tensor) -> Result<Self> {
+        let Some(format) = blocks::format(dtype) else { bail!("{dtype:?} has no codes for a quantised weight") };
+        let (rows, of_row) = bytes.dims2()?;
+        let columns = of_row / dtype.type_size() * dtype.block_size();
+        if !of_row.is_multiple_of(dtype.type_size()) || !columns.is_multiple_of(32) {
+            bail!("rows of {of_row} bytes are no blocks of {dtype:?}, or no multiple of 32 elements")
+        }
+        let of_codes = (rows, columns * format.bits / 8);
+        let of_scales = (rows, columns / format.group, format.numbers());
+        let bytes = bytes.contiguous()?;
+        #[cfg(feature = "cuda")]
+        if bytes.device().is_cuda() {
+            let [codes, scales] = super::of_blocks::parts(dtype, &bytes, of_codes.into(), of_scales.into())?;
+            return Ok(Self { format, codes, scales });
+        }
+        let Groups { codes, scales, .. } = Groups::of(dtype, &bytes.flatten_all()?.to_vec1::<u8>()?)?;
+        let [codes, scales] =
+            [Tensor::from_vec(codes, of_codes, bytes.device())?, Tensor::from_vec(scales, of_scales, bytes.device())?];
+        Ok(Self { format, codes, scales })
     }
 
     /// Rows and columns.

@@ -1,6 +1,6 @@
 //! Queries of rules about a graph.
 
-use crate::rewrite::graph::{Compute, Graph, Node, Operand, Step, Value};
+use crate::rewrite::graph::{Compute, Graph, Node, Operand, ProductEnd, Step, Value};
 use crate::trace::{Element, Function};
 
 /// A graph while a rule is applied to it, and what was known of it before: a rule leaves that true.
@@ -134,6 +134,7 @@ impl<'a> Facts<'a> {
             | ("group_norm", Compute::GroupNorm { .. })
             | ("norm", Compute::RowNorm { .. })
             | ("product", Compute::Linear { activation: None })
+            | ("quantized", Compute::QuantizedProduct { end: ProductEnd::Nothing, .. })
             | ("transposed", Compute::TransposedConvolution { .. }) => return true,
             (_, Compute::Recorded(function)) => function,
             _ => return false,
@@ -146,6 +147,7 @@ impl<'a> Facts<'a> {
             ("copy", Function::Copy)
             | ("matmul" | "product", Function::Matmul)
             | ("norm", Function::LayerNorm(..) | Function::RmsNorm(..))
+            | ("of_blocks", Function::QuantizedProduct(_))
             | ("plus", Function::Affine(1., _))
             | ("row_max", Function::RowMax(_))
             | ("row_sum", Function::RowSum(_))

@@ -21,6 +21,7 @@ mod pattern;
 mod product;
 mod products;
 mod products_of_one;
+mod quantized;
 mod rule;
 mod transposed_convolution;
 mod views;
@@ -55,7 +56,8 @@ pub struct Applied {
 
 /// All rules, in the order in which they are applied: a rule may match the result of an earlier one.
 pub static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    [&convolutions::RULES[..], &attention::RULES, &products::RULES, &norms::RULES, &concats::RULES].concat()
+    [&convolutions::RULES[..], &attention::RULES, &products::RULES, &quantized::RULES, &norms::RULES, &concats::RULES]
+        .concat()
 });
 
 /// Applies the rules that are not in `without`, at every match that is not in `refused`.

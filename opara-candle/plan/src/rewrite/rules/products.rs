@@ -23,7 +23,7 @@ pub(super) const RULES: [Rule; 6] = [
 ];
 
 /// Activations that can be part of a product.
-const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
+pub(super) const ACTIVATIONS: [&str; 4] = ["relu", "gelu", "gelu_erf", "silu"];
 
 fn add_bias(found: &Found) -> Option<Node> {
     let product = found.product("p").filter(|product| product.bias.is_none())?;

@@ -7,6 +7,7 @@ mod layers;
 mod norms;
 mod outcome;
 mod pools;
+mod quantized;
 mod transposed;
 mod upsampling;
 

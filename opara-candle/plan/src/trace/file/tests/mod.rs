@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::head::{MAGIC, VERSION};
 use super::section::{self, Tag};
 use super::*;
-use crate::trace::{Dim, Element, Function, Meaning, Region, Role, Rotary, View, Window};
+use crate::trace::{BlockType, Dim, Element, Function, Indexed, Meaning, Order, Region, Role, Rotary, View, Window};
 use samples::{golden, nasnet_like, traces};
 
 /// Written by the first release of version 1: every later one must read it. Never overwrite it.
@@ -89,9 +89,18 @@ fn functions_and_elements_keep_their_numbers() {
         Function::UpsampleNearest(_) => 21,
         Function::Fill(_) => 22,
         Function::MaskedFill(_) => 23,
+        Function::QuantizedProduct(_) => 24,
+        Function::Gather(_) => 25,
+        Function::IndexAdd(_) => 26,
+        Function::ScatterAdd(_) => 27,
+        Function::Scatter(_) => 28,
+        Function::ArgSort(..) => 29,
+        Function::ArgMax(_) => 30,
+        Function::ArgMin(_) => 31,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
     let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
+    let indexed = Indexed { left: 1, from: 2, to: 3, right: 4 };
     let all = [
         (Function::Zeros, vec![]),
         (Function::Upload, vec![]),
@@ -117,6 +126,14 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::UpsampleNearest([1, 2]), vec![1, 2]),
         (Function::Fill(0xfbff), vec![0xff, 0xf7, 3]),
         (Function::MaskedFill(0xfc00), vec![0x80, 0xf8, 3]),
+        (Function::QuantizedProduct(BlockType::Q5K), vec![8]),
+        (Function::Gather(indexed), vec![1, 2, 3, 4]),
+        (Function::IndexAdd(indexed), vec![1, 2, 3, 4]),
+        (Function::ScatterAdd(indexed), vec![1, 2, 3, 4]),
+        (Function::Scatter(indexed), vec![1, 2, 3, 4]),
+        (Function::ArgSort(7, Order::Descending), vec![7, 1]),
+        (Function::ArgMax(8), vec![8]),
+        (Function::ArgMin(9), vec![9]),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();

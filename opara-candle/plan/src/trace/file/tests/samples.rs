@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use crate::trace::{
-    Access, AccessMode, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region, Role,
-    Rotary, Trace, View, Window, Work,
+    Access, AccessMode, BlockType, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region,
+    Role, Rotary, Trace, View, Window, Work,
 };
 
 fn device() -> DeviceSpec {
@@ -137,6 +137,7 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::IndexSelect { left: 2, from: 300, right: 7 },
         Function::Where,
         Function::MaskedFill(0xff80_0000),
+        Function::QuantizedProduct(BlockType::Q6K),
         Function::Rotary(Rotary { outer: 2, tokens: 9, heads: 1, size: 64, is_of_neighbours: true, angles: 0 }),
     ]);
     // Buffers large enough for every view below.

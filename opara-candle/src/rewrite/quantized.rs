@@ -1,0 +1,108 @@
+//! Products with weights of GGUF's blocks: candle's own, and by this library's operators.
+
+use candle::quantized::{GgmlDType, QMatMul, QTensor};
+use candle::{bail, Module, Result, Tensor};
+use opara_plan::rewrite::{Node, Operand, ProductEnd, Value};
+use opara_plan::trace::{is_contiguous, BlockType};
+
+use super::elementwise::activation_of;
+use super::evaluation::{lens, Arithmetic, Evaluation};
+use crate::ops::{self, QuantizedWeight};
+
+/// candle's name of a type.
+fn dtype(blocks: BlockType) -> GgmlDType {
+    match blocks {
+        BlockType::Q4_0 => GgmlDType::Q4_0,
+        BlockType::Q4_1 => GgmlDType::Q4_1,
+        BlockType::Q5_0 => GgmlDType::Q5_0,
+        BlockType::Q5_1 => GgmlDType::Q5_1,
+        BlockType::Q8_0 => GgmlDType::Q8_0,
+        BlockType::Q2K => GgmlDType::Q2K,
+        BlockType::Q3K => GgmlDType::Q3K,
+        BlockType::Q4K => GgmlDType::Q4K,
+        BlockType::Q5K => GgmlDType::Q5K,
+        BlockType::Q6K => GgmlDType::Q6K,
+    }
+}
+
+/// A weight as candle has it: `bytes` is `(rows, bytes of a row)`.
+fn tensor(blocks: BlockType, bytes: &Tensor) -> Result<QTensor> {
+    let (dtype, (rows, of_row)) = (dtype(blocks), bytes.dims2()?);
+    let shape = (rows, of_row / dtype.type_size() * dtype.block_size());
+    let bytes = bytes.contiguous()?;
+    #[cfg(feature = "cuda")]
+    if bytes.device().is_cuda() {
+        return crate::cuda::driver::quantized_tensor(&bytes, dtype, shape);
+    }
+    let data = bytes.flatten_all()?.to_vec1::<u8>()?;
+    QTensor::new(candle::quantized::QStorage::from_data(data.into(), bytes.device(), dtype)?, shape)
+}
+
+/// The bytes of a weight, `(rows, bytes of a row)`. Behind them the buffer has padding.
+fn bytes(of: &mut Evaluation, weight: &Operand) -> Result<Tensor> {
+    let all = of.tensor(weight.value)?.flatten_all()?;
+    if !is_contiguous(&weight.dims) {
+        bail!("the rows of a quantised weight do not follow one another: {weight:?}")
+    }
+    all.narrow(0, weight.first as usize, weight.len() as usize)?.reshape(lens(&weight.dims))
+}
+
+/// candle's product; in another arithmetic, with the weight's elements as candle computes them.
+pub(super) fn recorded(of: &mut Evaluation, node: &Node, blocks: BlockType) -> Result<Tensor> {
+    let [x, weight] = &node.operands[..] else { bail!("a product has two operands") };
+    let (x, weight) = (of.own(x)?.contiguous()?, tensor(blocks, &bytes(of, weight)?)?);
+    match of.arithmetic {
+        Arithmetic::Typed => QMatMul::from_qtensor(weight)?.forward(&x),
+        Arithmetic::In(dtype) => x.matmul(&weight.dequantize(x.device())?.to_dtype(dtype)?.t()?),
+    }
+}
+
+/// The product of this library, with what stands around it.
+pub(super) fn product(
+    of: &mut Evaluation,
+    node: &Node,
+    blocks: BlockType,
+    norm: Option<f32>,
+    end: &ProductEnd,
+) -> Result<Tensor> {
+    let Some((x, mut operands)) = node.operands.split_first() else { bail!("a product has an operand") };
+    let x = of.own(x)?.contiguous()?;
+    let scale = match (norm, operands) {
+        (Some(_), [scale, others @ ..]) => {
+            operands = others;
+            Some(of.own(scale)?.contiguous()?)
+        }
+        _ => None,
+    };
+    let norm = scale.as_ref().zip(norm);
+    let mut summand = None;
+    if let (ProductEnd::Sum, [weights @ .., last]) = (end, operands) {
+        operands = weights;
+        let shape = [x.dims()[0], node.len as usize / x.dims()[0].max(1)];
+        summand = Some(of.operand(last, &shape)?.contiguous()?);
+    }
+    let (weight, columns) = joined(of, blocks, operands)?;
+    match end {
+        ProductEnd::Gate(activation) => ops::quantized_gated(&x, norm, &weight, None, activation_of(activation)?),
+        ProductEnd::Nothing | ProductEnd::Sum => ops::quantized_linear(&x, norm, &weight, None, summand.as_ref()),
+        ProductEnd::Others(others) => {
+            let y = ops::quantized_linear(&x, norm, &weight, None, None)?;
+            let mut first = 0;
+            let mut parts = columns.into_iter().map(|columns| {
+                first += columns;
+                y.narrow(1, first - columns, columns)
+            });
+            let product = parts.next().unwrap_or_else(|| bail!("there are no products"))?;
+            others.iter().zip(parts).try_for_each(|(&other, part)| of.learn(Value::Node(other), part?))?;
+            Ok(product)
+        }
+    }
+}
+
+/// One weight of the rows of several, and how many each has.
+fn joined(of: &mut Evaluation, blocks: BlockType, weights: &[Operand]) -> Result<(QuantizedWeight, Vec<usize>)> {
+    let weights = weights.iter().map(|weight| bytes(of, weight)).collect::<Result<Vec<_>>>()?;
+    let rows = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
+    let all = if weights.len() == 1 { weights[0].clone() } else { Tensor::cat(&weights, 0)? };
+    Ok((QuantizedWeight::of_blocks(dtype(blocks), &all)?, rows))
+}
