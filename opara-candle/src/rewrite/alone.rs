@@ -4,7 +4,7 @@ use candle::{DType, Result, Tensor};
 use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::{Compared, Compute, Graph, Value};
 
-use super::accuracy::compare;
+use super::accuracy::compare_beside;
 use super::evaluate::{last_readers, Arithmetic};
 use super::evaluation::Evaluation;
 use super::operators::compute;
@@ -20,7 +20,7 @@ pub(super) fn said_against<'a>(
 ) -> impl FnMut(&Graph, usize) -> Result<Option<String>> + 'a {
     let mut candles: Vec<Candles> = sets.iter().map(|set| Candles::new(original, set)).collect();
     move |changed, at| {
-        let mut verdicts = candles.iter_mut().map(|candles| candles.judge(changed, at));
+        let mut verdicts = candles.iter_mut().map(|candles| candles.judge(changed, at, 0.));
         verdicts.find_map(|verdict| verdict.map(std::result::Result::err).transpose()).transpose()
     }
 }
@@ -42,8 +42,9 @@ impl<'a> Candles<'a> {
         Self { original, set, live, typed: typed(original, set), computed: 0, last_readers }
     }
 
-    /// Holds a changed node against double precision: see [`verdict`]. Nodes that come later are computed from there.
-    pub fn judge(&mut self, changed: &Graph, at: usize) -> Result<std::result::Result<Compared, String>> {
+    /// Holds a changed node against double precision: see [`verdict`]. Nodes that come later are computed from there. What follows is off
+    /// by `noise` ([`compare_beside`]).
+    pub fn judge(&mut self, changed: &Graph, at: usize, noise: f64) -> Result<std::result::Result<Compared, String>> {
         if self.computed == 0 || at + 1 < self.computed {
             (self.typed, self.computed) = (typed(self.original, self.set), 0);
             self.last_readers = last_readers(self.original);
@@ -61,7 +62,7 @@ impl<'a> Candles<'a> {
             }
             self.computed += 1;
         }
-        verdict(self.original, changed, at, &mut self.typed, self.set)
+        verdict(self.original, (changed, at), &mut self.typed, self.set, noise)
     }
 
     fn forget_read_at(&mut self, at: usize, changed: &Graph) {
@@ -83,10 +84,10 @@ fn typed<'a>(original: &'a Graph, set: &'a Set) -> Evaluation<'a> {
 /// nearby, too, all of them together: the numbers of one row share the error of its norm, or of its attention's weights.
 fn verdict(
     original: &Graph,
-    changed: &Graph,
-    at: usize,
+    (changed, at): (&Graph, usize),
     typed: &mut Evaluation,
     set: &Set,
+    noise: f64,
 ) -> Result<std::result::Result<Compared, String>> {
     // Grouped convolutions are one in the original, too: there is nothing to compare with in a time that anyone would wait.
     if matches!(original.nodes[at].compute, Compute::FusedConvolution(_)) {
@@ -125,7 +126,7 @@ fn verdict(
     let mut worst = Compared::default();
     for value in 0..values.len() {
         let [reference, candle, other] = [0, 1, 2].map(|at| in_one_row(runs.iter().map(|run| &run[value][at])));
-        match compare(&reference?, &candle?, &other?)? {
+        match compare_beside(noise, [&reference?, &candle?, &other?])? {
             Ok(compared) => worst = worst.or_worse(compared),
             Err(reason) => return Ok(Err(reason)),
         }

@@ -226,3 +226,16 @@ fn a_gpu_has_the_totals_of_the_host() -> Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn beside_much_larger_errors_a_rounding_more_is_no_less_accurate() -> Result<()> {
+    let reference = vec![1f64; 512];
+    let off = |by: f32| tensor(&reference).to_dtype(DType::F32)?.affine(f64::from(by).mul_add(2f64.powi(-24), 1.), 0.);
+    let (reference, candle, other) = (tensor(&reference), off(4.)?, off(8.)?);
+    let beside = |noise: f64, other: &Tensor| compare_beside(noise, [&reference, &candle, other]);
+    assert!(beside(0., &other)?.is_err());
+    assert!(beside(1e-5, &other)?.is_err());
+    assert!(beside(1e-2, &other)?.is_ok());
+    assert!(beside(1e-2, &(&other * 1.0001)?)?.is_err(), "a hundredth of the noise counts");
+    Ok(())
+}
