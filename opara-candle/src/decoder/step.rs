@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle::{DType, Shape, Tensor};
-use opara_plan::rewrite::{Cache, Graph, Growth, Source, Standing};
+use opara_plan::rewrite::{Cache, Graph, Growth, Input, Source, Standing};
 
 use super::earlier::{check_kept, check_turns, Earlier};
 use super::known::{captured, or_refused, refused, Captured, First, Known};
@@ -16,7 +16,7 @@ use crate::environment::Environment;
 use crate::report::{Mode, Report};
 use crate::rewrite::accuracy::near;
 use crate::rewrite::choice::{choose_usable, Choice};
-use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+use crate::rewrite::evaluate::{arranged_bytes, evaluate, Arithmetic, Numbers};
 use crate::rewrite::set::Set;
 use crate::step::StepExecutor;
 use crate::{ops, Error, Result};
@@ -214,13 +214,15 @@ enum From {
 }
 
 impl Common {
-    /// Bytes of the weights.
+    /// Bytes of the weights, in the order that operators need.
     fn bytes(&self) -> u64 {
-        let of = |from: &From| match from {
-            From::Weight(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+        let of = |(from, input): (&From, &Input)| match from {
+            From::Weight(weight) => {
+                arranged_bytes(input.element, (weight.elem_count() * weight.dtype().size_in_bytes()) as u64)
+            }
             _ => 0,
         };
-        self.sources.iter().map(of).sum::<usize>() as u64
+        self.sources.iter().zip(&self.graph.inputs).map(of).sum()
     }
 
     /// The logits of one token; the state has its keys and values then.

@@ -3,6 +3,7 @@
 use candle::{Result, Tensor};
 use hashbrown::HashMap;
 use opara_plan::rewrite::{Graph, Value};
+use opara_plan::trace::Element;
 
 use super::evaluation::Evaluation;
 pub(crate) use super::evaluation::{Arithmetic, Numbers};
@@ -31,6 +32,16 @@ pub(crate) fn evaluate(
         }
     }
     graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
+}
+
+/// Bytes that a weight of so many takes at most in the order that operators need: of GGUF's smallest blocks, 84 bytes for 256 elements,
+/// ten bits an element.
+pub(crate) fn arranged_bytes(element: Element, bytes: u64) -> u64 {
+    if element == Element::U8 {
+        bytes * 4
+    } else {
+        bytes
+    }
 }
 
 /// The last node that reads each value. An output is read behind all nodes.

@@ -12,7 +12,7 @@ mod weights;
 use candle::Tensor;
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, counted, Applied, Match};
-use opara_plan::rewrite::{regions, Compared, Decision, Graph, Outcome, Region};
+use opara_plan::rewrite::{regions, Compared, Decision, Graph, Input, Outcome, Region};
 
 use self::fragment::fragment;
 use self::values::{busy_us, of_eager_calls, operands, run, sets, uploads, wanted, Uploads, Values, Wanted};
@@ -26,7 +26,7 @@ use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, near_in_kind};
 use crate::rewrite::choice::{choose_usable, Choice};
-use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+use crate::rewrite::evaluate::{arranged_bytes, evaluate, Arithmetic, Numbers};
 use crate::timing::{wall_us, StageTimes};
 use crate::trace::BufferId;
 use crate::{capture_thread, Error, Result};
@@ -148,7 +148,8 @@ impl Rewriter {
         let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, 0.);
         for RewrittenRun { region, graph, fits, compared, captured } in replacements.into_iter().rev() {
             let weights = graph.inputs.iter().filter(|input| input.is_constant);
-            room += weights.map(|input| program.capture.trace.buffers[input.buffer].bytes).sum::<u64>();
+            let bytes_of = |input: &Input| program.capture.trace.buffers[input.buffer].bytes;
+            room += weights.map(|input| arranged_bytes(input.element, bytes_of(input))).sum::<u64>();
             let buffers: [Vec<BufferId>; 2] = [
                 graph.inputs.iter().map(|input| input.buffer).collect(),
                 graph.outputs.iter().map(|output| output.buffer).collect(),
