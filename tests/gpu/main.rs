@@ -12,6 +12,7 @@ mod fuse;
 mod graphs;
 mod ops;
 mod quantized;
+mod random;
 mod refused;
 mod required;
 mod rewrite;

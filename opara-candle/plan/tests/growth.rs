@@ -120,7 +120,7 @@ fn with_room(graph: &Graph, room: u64, place: u64, tokens: u64) -> Result<Graph>
     }
     for node in &mut graph.nodes {
         let reads_cache = |of: &&mut Operand| matches!(of.value, Value::Node(at) if caches.contains(&at));
-        if let Compute::Attention { .. } = node.compute {
+        if let Compute::Attention(_) = node.compute {
             for operand in node.operands.iter_mut().filter(reads_cache) {
                 let at = operand.dims.len() - 2;
                 operand.dims[at].len = tokens;
@@ -220,7 +220,7 @@ fn differences_that_the_length_does_not_explain_are_refused() -> Result<()> {
     // What attends to something else than the cache.
     let mut other = b;
     let live = other.live();
-    let attention = |at: &usize| live[*at] && matches!(other.nodes[*at].compute, Compute::Attention { .. });
+    let attention = |at: &usize| live[*at] && matches!(other.nodes[*at].compute, Compute::Attention(_));
     let at = (0..live.len()).find(attention).context("there is attention")?;
     other.nodes[at].operands[1].first += 1;
     assert!(refused(&a, &other, [8, 9]).contains("how keys and values lie"));

@@ -95,7 +95,7 @@ pub use argmax::argmax;
 pub use assign::assign;
 pub use attention::attention;
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use attention::{attention_in_f32, bias_of_mask, masked_attention};
+pub(crate) use attention::{attention_of_scores, Bias, Scores};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};

@@ -19,9 +19,16 @@ pub(super) struct Candidate {
     pub fused: Fused,
 }
 
-/// Speed-up over candle's launches one after the other from which the exact plan is not benchmarked. No pass that was measured beyond it,
-/// 33 in f32 and 27 in f16, was faster unrewritten (docs/notes/measurements.md).
-fn sufficient_gain(trace: &Trace) -> f64 {
+/// Microseconds of a launch below which the time between launches counts: fusion and streams may then gain more than elsewhere.
+const SHORT_US: f64 = 10.;
+
+/// Speed-up over candle's launches one after the other, which take so long, from which the exact plan is not benchmarked. No pass of long
+/// launches that was measured beyond it, 33 in f32 and 27 in f16, was faster unrewritten (docs/notes/measurements.md); one of short ones
+/// was, a small transformer of many element-wise launches.
+fn sufficient_gain(trace: &Trace, sequential_us: f64) -> f64 {
+    if sequential_us < SHORT_US * trace.ops.len() as f64 {
+        return 8.;
+    }
     let has_16_bits = |view: &View| matches!(view.element, Element::F16 | Element::Bf16);
     let mut meanings = trace.ops.iter().filter_map(|op| op.meaning.as_deref());
     match meanings.any(|meaning| meaning.writes.as_ref().is_some_and(has_16_bits)) {
@@ -43,7 +50,7 @@ pub(super) fn contest(
     finish: impl FnOnce(Rewritten, &mut Build) -> Result<Candidate, Halt>,
 ) -> Result<(Candidate, Option<[f64; 2]>), Halt> {
     let is_timed = |exact: &Exact| {
-        let gain = sufficient_gain(&exact.pass.trace);
+        let gain = sufficient_gain(&exact.pass.trace, exact.sequential_us);
         build.options.benchmark_challengers && is_open(rewritten.verified.replay_us, exact.sequential_us, gain)
     };
     let Some(Exact { pass, .. }) = exact.filter(is_timed) else { return Ok((rewritten, None)) };
@@ -144,7 +151,8 @@ mod tests {
             };
             Trace { ops: vec![op(None), op(Some(Box::new(meaning)))], ..Trace::default() }
         };
-        let gains = [Element::F32, Element::F16, Element::Bf16].map(|element| sufficient_gain(&trace(element)));
+        let gains = [Element::F32, Element::F16, Element::Bf16].map(|element| sufficient_gain(&trace(element), 30.));
         assert_eq!(gains, [2.5, 4., 4.]);
+        assert_eq!(sufficient_gain(&trace(Element::F32), 15.), 8., "launches of less than 10 us");
     }
 }

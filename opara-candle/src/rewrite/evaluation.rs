@@ -2,7 +2,7 @@
 
 use candle::{bail, DType, Device, Result, Tensor};
 use hashbrown::HashMap;
-use opara_plan::rewrite::{strides_over, Graph, Node, Operand, Value};
+use opara_plan::rewrite::{strides_over, Graph, Mask, Node, Operand, Value};
 use opara_plan::trace::{Dim, Element};
 
 use super::strided::{shaped, view};
@@ -53,6 +53,14 @@ impl Numbers {
     }
 }
 
+/// A bias of scores, and what it was made of: masks as views of a shape.
+struct MadeBias {
+    operands: Vec<Operand>,
+    masks: Vec<Mask>,
+    shape: Vec<usize>,
+    made: Tensor,
+}
+
 /// Computes a node.
 type Compute = fn(&mut Evaluation, &Node) -> Result<Tensor>;
 
@@ -64,8 +72,8 @@ pub(super) struct Evaluation<'a> {
     numbers: Numbers,
     compute: Compute,
     known: HashMap<Value, Tensor>,
-    /// What was made of masks, as views of these shapes and in these types, for all attention that reads them.
-    biases: Vec<(Operand, Vec<usize>, DType, Tensor)>,
+    /// What was made of masks, for all attention that reads them.
+    biases: Vec<MadeBias>,
     /// The same in f32, of what depends on weights alone.
     constants: Option<Box<Evaluation<'a>>>,
 }
@@ -82,22 +90,18 @@ impl<'a> Evaluation<'a> {
         Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), biases: Vec::new(), constants: None }
     }
 
-    /// What is made of a mask, as a view of this shape, in a type; once.
-    pub fn bias(
-        &mut self,
-        mask: &Operand,
-        shape: &[usize],
-        dtype: DType,
-        make: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Tensor> {
-        let is_asked =
-            |(of, dims, to, _): &&(Operand, Vec<usize>, DType, Tensor)| of == mask && dims == shape && *to == dtype;
-        if let Some((.., bias)) = self.biases.iter().find(is_asked) {
-            return Ok(bias.clone());
-        }
-        let bias = make()?;
-        self.biases.push((mask.clone(), shape.to_vec(), dtype, bias.clone()));
-        Ok(bias)
+    /// The bias that was made of masks, as views of this shape, in a type.
+    pub fn known_bias(&self, operands: &[Operand], masks: &[Mask], shape: &[usize], dtype: DType) -> Option<Tensor> {
+        let is_asked = |bias: &&MadeBias| {
+            bias.operands == operands && bias.masks == masks && bias.shape == shape && bias.made.dtype() == dtype
+        };
+        self.biases.iter().find(is_asked).map(|bias| bias.made.clone())
+    }
+
+    /// Keeps a bias for all attention that reads these masks.
+    pub fn keep_bias(&mut self, operands: &[Operand], masks: &[Mask], shape: &[usize], made: Tensor) {
+        let (operands, masks, shape) = (operands.to_vec(), masks.to_vec(), shape.to_vec());
+        self.biases.push(MadeBias { operands, masks, shape, made });
     }
 
     /// Takes a value for known.
@@ -115,7 +119,7 @@ impl<'a> Evaluation<'a> {
     /// Forgets a value that nobody reads any more.
     pub fn forget(&mut self, value: Value) {
         self.known.remove(&value);
-        self.biases.retain(|(mask, ..)| mask.value != value);
+        self.biases.retain(|bias| bias.operands.iter().all(|mask| mask.value != value));
     }
 
     /// Where the values are.

@@ -4,6 +4,7 @@ use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
 use opara_plan::trace::{Function, Order, Window};
 
+use super::attention::attention;
 use super::by_elements;
 use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
@@ -27,7 +28,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             ops::upsample_nearest2d(&of.own(&node.operands[0])?, *rows as usize, *columns as usize)
         }
         Compute::Pool { window, end, is_max } => padded_pool(of, node, window, *end, *is_max),
-        Compute::Attention { scale, in_f32 } => attention(of, node, *scale, *in_f32),
+        Compute::Attention(scores) => attention(of, node, scores),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
         Compute::ProductsOfOne { others, have_bias, tokens, size } => {
@@ -286,34 +287,6 @@ pub(super) fn folded(
     };
     let bias = shift.map(|shift| shift.to_dtype(dtype)).transpose()?;
     Ok((weight, bias))
-}
-
-/// Heads beside each other, of one batch or of several.
-fn attention(of: &mut Evaluation, node: &Node, scale: f32, in_f32: bool) -> Result<Tensor> {
-    let [q, k, v] = [0, 1, 2].map(|at| {
-        let heads = of.own(&node.operands[at])?;
-        if heads.rank() == 3 {
-            heads.unsqueeze(0)
-        } else {
-            Ok(heads)
-        }
-    });
-    let (q, k) = (q?, k?);
-    let mask = match node.operands.get(3) {
-        Some(mask) => {
-            let shape = [q.dim(0)?, q.dim(1)?, q.dim(2)?, k.dim(2)?];
-            let whole = of.operand(mask, &shape);
-            Some(whole.or_else(|_| of.own(mask)?.reshape(&shape))?)
-        }
-        None => None,
-    };
-    if let (Some(hidden), Some(mask)) = (mask.as_ref().filter(|mask| mask.dtype().is_int()), node.operands.get(3)) {
-        let dtype = if in_f32 { DType::F32 } else { q.dtype() };
-        let bias = of.bias(mask, hidden.dims(), dtype, || ops::bias_of_mask(hidden, dtype))?;
-        return ops::masked_attention([&q, &k, &v?], hidden, &bias, scale.into(), in_f32);
-    }
-    let attention = if in_f32 { ops::attention_in_f32 } else { ops::attention };
-    attention(&q, &k, &v?, mask.as_ref(), scale.into())
 }
 
 /// One token's attention over a cache of `[heads, size]`, to which its keys and values go.

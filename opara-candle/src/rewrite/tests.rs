@@ -2,7 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor};
 use opara_plan::rewrite::rules;
-use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
+use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Scores, Value};
 use opara_plan::trace::{Dim, Element, Function, Indexed, Order, Rotary, Window};
 
 use super::evaluate::{self, Arithmetic, Numbers};
@@ -229,7 +229,7 @@ fn rows_and_products_are_computed_on_views() -> Result<()> {
     // The same as one operator, with its keys as rows.
     let heads = |first: u64| operand(Value::Input(0), first, &[(2, 4), (6, 24), (4, 1)]);
     let mut changed = graph.clone();
-    changed.nodes[3].compute = Compute::Attention { scale: 0.5, in_f32: false };
+    changed.nodes[3].compute = Compute::Attention(Scores::of(0.5));
     changed.nodes[3].operands = vec![heads(0), heads(8), heads(16)];
     assert!(largest_difference(&evaluate(&changed, &x, Arithmetic::Typed)?[0], &expected)? < 1e-5);
     Ok(())

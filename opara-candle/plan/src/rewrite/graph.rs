@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::scores::Scores;
 use crate::trace::{is_contiguous, BlockType, BufferId, Dim, Element, Function, Window};
 
 /// Rows of which one launch computes all of a gated unit.
@@ -218,15 +219,9 @@ pub enum Compute {
         /// Whether it is of maxima, which the padding never is, and not of means, which count it as zeros.
         is_max: bool,
     },
-    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, and a mask, if
-    /// there is one: what is added to the scores, or integers of 8 bits; where one is not 0, the score is minus infinity. `k` and `v` may
-    /// have a fraction of the heads, each for as many consecutive ones of `q`.
-    Attention {
-        /// The factor of the scores before the softmax.
-        scale: f32,
-        /// Whether 16-bit operands count as if they were converted to f32, and the result back. A mask that is added is in f32.
-        in_f32: bool,
-    },
+    /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, then those of the
+    /// scores. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
+    Attention(Scores),
     /// A product, a bias and an activation. Operands: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.
     Linear {
         /// The activation's name in the catalogue.

@@ -9,6 +9,7 @@ use hashbrown::HashMap;
 
 use super::append::Append;
 use super::graph::{strides_over, Compute, Graph, Input, Node, Operand, Value};
+use super::scores::Scores;
 use crate::trace::Element;
 
 /// The step that adds a token to a text of any length.
@@ -252,9 +253,9 @@ impl Growing<'_> {
             let of = (&node.compute, &other.compute);
             format!("step {at} differs in {what} behind {a} and {b} tokens: {:?} and {:?}", of.0, of.1)
         };
-        if let Compute::Attention { scale, .. } = node.compute {
+        if let Compute::Attention(scores) = &node.compute {
             if let Some(appends) = self.appends(node) {
-                return self.attention(node, other, scale, appends).map_err(|why| said(&why));
+                return self.attention(node, other, scores, appends).map_err(|why| said(&why));
             }
         }
         if node.compute != other.compute || (node.element, node.len) != (other.element, other.len) {
@@ -322,7 +323,13 @@ impl Growing<'_> {
     }
 
     /// Attention over a cache, in the place of attention whose keys and values these nodes append to.
-    fn attention(&mut self, node: &Node, other: &Node, scale: f32, [keys, values]: [usize; 2]) -> Result<Node, String> {
+    fn attention(
+        &mut self,
+        node: &Node,
+        other: &Node,
+        scores: &Scores,
+        [keys, values]: [usize; 2],
+    ) -> Result<Node, String> {
         let [q, k, v, masks @ ..] = &node.operands[..] else { return Err("the number of its operands".into()) };
         let others = &other.operands;
         let is_same = node.compute == other.compute
@@ -331,6 +338,9 @@ impl Growing<'_> {
         if !masks.is_empty() {
             return Err("its mask: a step of one token has none".into());
         }
+        let &Scores { scale, cap: None, .. } = scores else {
+            return Err("a cap of its scores: no kernel over a cache has one".into());
+        };
         if !is_same || (node.element, node.len) != (other.element, other.len) {
             return Err("what it computes".into());
         }

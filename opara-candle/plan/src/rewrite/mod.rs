@@ -14,6 +14,7 @@ mod merged;
 mod outcome;
 mod region;
 pub mod rules;
+mod scores;
 #[cfg(test)]
 mod tests;
 
@@ -27,3 +28,4 @@ pub use item::{first_item, Item};
 pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, whole, Region, Whole};
+pub use scores::{Mask, Scores};

@@ -68,9 +68,10 @@ template <typename B> struct Bias {
 
     // Products that are added to a large bias would round with its size, once for each partial sum. So in f32 this scales the scores
     // of the keys from `first` on behind the products, and adds the bias less its base, which `highest` tells. The base is taken from
-    // `largest`, the largest score before, too.
+    // `largest`, the largest score before, too. If it replaces scores, it stands in their place where it is not 0.
     template <int N>
-    __device__ void add_to(float (&score)[N][4], unsigned first, float scale, float (&highest)[2], float (&largest)[2]) const {
+    __device__ void add_to(float (&score)[N][4], unsigned first, float scale, bool replaces, float (&highest)[2],
+                           float (&largest)[2]) const {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float own[N][2];
@@ -92,7 +93,10 @@ template <typename B> struct Bias {
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
-                for (int i = 0; i < 2; i++) score[n][2 * r + i] = fmaf(score[n][2 * r + i], scale, own[n][i] - now);
+                for (int i = 0; i < 2; i++) {
+                    const float added = fmaf(score[n][2 * r + i], scale, own[n][i] - now);
+                    score[n][2 * r + i] = replaces && own[n][i] != 0 ? own[n][i] - now : added;
+                }
         }
     }
 };
@@ -302,18 +306,30 @@ __device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbe
     add_products<Products::RESTS>(out.at, weights.at, values);
 }
 
-// Computes one lane's columns of one query in f32, without tensor cores. If the bias `masks`, a score is minus infinity
-// where the bias is, whatever the product is: tensor cores have added both, and the sum with an infinity or NaN is NaN.
+// What a bias does to scores: it is added; so, but scores are minus infinity, whatever they were, where it is; or it stands in their
+// place where it is not 0.
+constexpr unsigned HIDES = 1, REPLACES = 2;
+
+// Scores have a size at most; 0 if they have none. In f32 a small score keeps all of its bits.
+template <bool IS_F32> __device__ inline float capped(float score, float cap) {
+    if constexpr (IS_F32) return cap * tanhf(score);
+    // tanh(x) = 1 - 2 / (exp(2 x) + 1)
+    return fmaf(__fdividef(-2 * cap, exp2_approx(score * (2 * LOG2E)) + 1), 1, cap);
+}
+
+// Computes one lane's columns of one query in f32, without tensor cores. Where a bias hides a score, tensor cores have added both, and
+// the sum with an infinity or NaN is NaN.
 template <int DIM, typename T, typename B>
 __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const B *bias,
-                                            unsigned masks) {
+                                            unsigned does, float cap) {
     auto score = [&](unsigned key) {
-        if (masks && widen(bias[key]) == -INFINITY) return -INFINITY;
+        const float own = bias ? widen(bias[key]) : 0;
+        if (does == HIDES && own == -INFINITY || does == REPLACES && own != 0) return own;
         const T *const of_key = k.at + (size_t)key * k.pitch;
         float sum = 0;
 #pragma unroll 1
         for (unsigned d = 0; d < DIM; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
-        return bias ? sum + widen(bias[key]) : sum;
+        return (cap ? cap * tanhf(sum) : sum) + own;
     };
     // A NaN makes every later result NaN, so the loops stop at the first one.
     float largest = -INFINITY;
@@ -348,8 +364,8 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
 // split, a hidden score is infinite or NaN, or a sum of values overflows before it is divided by the sum of the weights.
 template <int DIM, bool IN_F32, typename T, typename B>
-__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias, unsigned bias_pitch,
-                                 T *y, unsigned y_pitch) {
+__device__ inline unsigned attention(float scale, unsigned does, float cap, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias,
+                                     unsigned bias_pitch, T *y, unsigned y_pitch) {
     constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
     __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
     static_assert(QUERIES <= 2 * AT_ONCE);
@@ -382,9 +398,10 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 
     // The GPU's exponential is base 2: `in_bits` scales the difference of two scores to the exponent of 2. Scaled scores
     // would round with the size of a score, not of the difference. Where it counts in f32, a bias is added to scaled scores, though.
-    constexpr bool IS_F32 = sizeof(T) == 4, BIAS_BEHIND = IS_F32 || IN_F32;
+    constexpr bool IS_F32 = sizeof(T) == 4;
     const float of_scores = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(of_scores, 1);
-    const float in_bits = BIAS_BEHIND && bias ? LOG2E : of_scores;
+    const bool bias_behind = bias && (IS_F32 || IN_F32 || cap || does == REPLACES);
+    const float in_bits = bias_behind || cap ? LOG2E : of_scores;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
     for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
@@ -395,7 +412,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
         commit();
 
         float score[AT_ONCE / 8][4] = {};
-        if (!BIAS_BEHIND && bias) added.init(score, start + column, unit, most);
+        if (!(IS_F32 || IN_F32) && bias && !bias_behind) added.init(score, start + column, unit, most);
         wait_pending<1>();
         __syncthreads();
         const Tile<DIM, T> keys{room[stage][0]}, values{room[stage][1]};
@@ -412,7 +429,12 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
                 precise.give(score);
             }
         }
-        if (BIAS_BEHIND && bias) added.add_to(score, start + column, scale, highest, largest);
+        if (cap)
+#pragma unroll
+            for (int n = 0; n < AT_ONCE / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) score[n][i] = capped<IS_F32>(score[n][i] * scale, cap);
+        if (bias_behind) added.add_to(score, start + column, cap ? 1 : scale, does == REPLACES, highest, largest);
 
         if (start + AT_ONCE > k.count) {
 #pragma unroll
@@ -492,7 +514,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
 // it costs the main loop no registers.
 template <int DIM, typename T, typename B>
 __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
-                                         const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch, unsigned masks) {
+                                         const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch, unsigned does, float cap) {
     const unsigned lane = threadIdx.x % 32, column = lane % 4 * 2;
     // Other lanes of the warp have stored these columns before.
     __syncwarp();
@@ -502,7 +524,7 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
         if (!(wrong >> r & 1) || query >= q.count) continue;
         without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
                                   {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr,
-                                  masks);
+                                  does, cap);
     }
 }
 
@@ -520,9 +542,10 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
-        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y, unsigned masks) {    \
-        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, OF_HEAD(DIM));                                      \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM), masks);                   \
+        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y, unsigned does,       \
+        float cap) {                                                                                                   \
+        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, does, cap, OF_HEAD(DIM));                           \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM), does, cap);               \
     }
 // The last two are as if everything was converted to f32, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \

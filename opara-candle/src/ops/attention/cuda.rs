@@ -4,7 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, Scores};
+use super::launch::{self, OfLaunch};
+use super::scores::{Bias, Scores};
 use super::sharing::shared_by;
 use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
@@ -12,18 +13,16 @@ use crate::ops::one_query::one_query;
 
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
 /// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
-/// supports the operands: the caller then runs other operators, which also report errors. With `in_f32`, 16-bit operands are as if
-/// they were converted to f32, which the bias is, and the result back. If it `masks`, scores are minus infinity where the bias is.
+/// supports the operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
     bias: Option<&Tensor>,
-    scale: f64,
-    in_f32: bool,
-    masks: bool,
+    of: &Scores,
 ) -> Result<Option<Tensor>> {
-    let scores = Scores { scale: scale as f32, in_f32, masks };
+    let &Scores { scale, cap, bias: does, in_f32 } = of;
+    let scores = OfLaunch { scale: scale as f32, cap: cap.map_or(0., |cap| cap as f32), bias: does, in_f32 };
     let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
     let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
     let of_bias = if in_f32 { DType::F32 } else { q.dtype() };
@@ -40,7 +39,8 @@ pub(super) fn attention(
     // The kernel of many queries divides a bias of 16 bits by the scale, and scales after it has found the largest score.
     let takes_many =
         scores.scale.is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
-    if (queries > 1 || in_f32 || masks) && !takes_many {
+    let takes_one = queries == 1 && !in_f32 && cap.is_none() && does == Bias::Added;
+    if !takes_one && !takes_many {
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
@@ -51,7 +51,7 @@ pub(super) fn attention(
     };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
-    if queries == 1 && !in_f32 && !masks {
+    if takes_one {
         let of_bias = bias.as_ref().map(|(bias, [item, head, _])| (bias, [*item, *head]));
         if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scores.scale)? {
             return y.transpose(1, 2).map(Some);
@@ -79,7 +79,7 @@ struct Attention {
     v: (Tensor, HeadRows),
     /// The bias of the scores, with its strides over batches, heads and queries.
     bias: Option<(Tensor, [usize; 3])>,
-    scores: Scores,
+    scores: OfLaunch,
 }
 
 impl Kernel for Attention {

@@ -3,6 +3,7 @@
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
+use super::scores::Bias;
 use crate::cuda::driver::kernels::{kernels, ptx, strided, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
 
@@ -16,7 +17,7 @@ kernels! {
         v: wide in T [strided([batch, of_keys, keys], of_v, dim)],
         bias: opt B [strided([batch, heads, queries], of_bias, keys)],
         y: out T [numel],
-        masks: u32,
+        does: u32, cap: f32,
     }
 }
 
@@ -26,13 +27,15 @@ const THREADS: u32 = 128;
 
 /// How scores are computed.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scores {
+pub(super) struct OfLaunch {
     /// What products are multiplied by.
     pub scale: f32,
+    /// The factor of the hyperbolic tangent of that; 0 if there is none.
+    pub cap: f32,
+    /// What the bias does.
+    pub bias: Bias,
     /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
     pub in_f32: bool,
-    /// Whether scores are minus infinity, whatever they were, where the bias is.
-    pub masks: bool,
 }
 
 /// Is there a kernel for this head dimension and dtype that runs on the device?
@@ -72,7 +75,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
 pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    Scores { scale, in_f32, masks }: Scores,
+    OfLaunch { scale, cap, bias: does, in_f32 }: OfLaunch,
     [q, k, v]: [(&CudaView<T>, HeadRows); 3],
     bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
@@ -113,7 +116,8 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
         v: v.0,
         bias: bias.map(|(bias, _)| bias),
         y: y.as_view_mut(),
-        masks: masks.into(),
+        does: does as usize,
+        cap,
     }
     .launch(device, &variant, ptx::ATTENTION, config)
 }

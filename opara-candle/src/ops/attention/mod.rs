@@ -5,10 +5,14 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(any(feature = "cuda", test))]
+mod scores;
 mod sharing;
 
 use candle::{Result, Tensor};
 
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use self::scores::{Bias, Scores};
 use self::sharing::shared_by;
 use super::{
     add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
@@ -56,7 +60,15 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
-        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale, false, false));
+        let own = || {
+            gpu!(cuda::attention(
+                t[0],
+                t[1],
+                t[2],
+                bias,
+                &Scores { scale, cap: None, bias: Bias::Added, in_f32: false }
+            ))
+        };
         own_on(t[0], on_cpu, own)?
             .map_or_else(|| by_matmuls(t[0], t[1], t[2], scale, |scores| add_softmax(scores, bias)), Ok)
     };
@@ -66,62 +78,38 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     }
 }
 
-/// Attention of 16-bit operands as if they were converted to f32, and the result back; the bias is in f32. On a GPU it is
-/// [`attention`]'s launch with weights that keep twice the bits.
+/// [`attention`] of any [`Scores`]. On a GPU it is the same launch; in f32, weights of 16-bit operands keep twice the bits.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
 #[cfg(any(feature = "cuda", test))]
-pub(crate) fn attention_in_f32(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    bias: Option<&Tensor>,
-    scale: f64,
-) -> Result<Tensor> {
-    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, scale, true, false))? {
+pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>, of: &Scores) -> Result<Tensor> {
+    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, of))? {
         return Ok(y);
     }
-    let wide = |x: &Tensor| x.to_dtype(candle::DType::F32);
-    attention(&wide(q)?, &wide(k)?, &wide(v)?, bias, scale)?.to_dtype(q.dtype())
-}
-
-/// Minus infinity where a mask of integers is not 0, else 0.
-///
-/// # Errors
-/// A failed driver call.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) fn bias_of_mask(mask: &Tensor, dtype: candle::DType) -> Result<Tensor> {
-    // Where the mask repeats, one element is enough.
-    let repeats = |&dim: &usize| mask.stride()[dim] == 0 && mask.dims()[dim] > 1;
-    let once = (0..mask.rank()).filter(repeats).try_fold(mask.clone(), |mask, dim| mask.narrow(dim, 0, 1))?;
-    let number = |of: f32| Tensor::full(of, (), mask.device())?.to_dtype(dtype)?.broadcast_as(once.shape());
-    once.contiguous()?.where_cond(&number(f32::NEG_INFINITY)?, &number(0.)?)
-}
-
-/// [`attention`] in which scores are minus infinity, whatever they were, where a mask of integers is not 0: also where a masked key
-/// gives a score that is NaN. The mask broadcasts to `(batch, heads, queries, keys)`, and `bias` is [`bias_of_mask`] of it. `in_f32` is
-/// as for [`attention_in_f32`].
-///
-/// # Errors
-/// Shapes or dtypes that do not agree.
-#[cfg(any(feature = "cuda", test))]
-pub(crate) fn masked_attention(
-    [q, k, v]: [&Tensor; 3],
-    mask: &Tensor,
-    bias: &Tensor,
-    scale: f64,
-    in_f32: bool,
-) -> Result<Tensor> {
-    if let Some(y) = gpu!(cuda::attention(q, k, v, Some(bias), scale, in_f32, true))? {
-        return Ok(y);
+    let is_plain = of.cap.is_none() && of.bias == Bias::Added;
+    // Other operators round 16 bits on the way.
+    let is_wide = of.in_f32 || !is_plain && q.dtype().size_in_bytes() == 2;
+    let wide = |x: &Tensor| if is_wide { x.to_dtype(candle::DType::F32) } else { Ok(x.clone()) };
+    let [wide_q, k, v] = [wide(q)?, wide(k)?, wide(v)?];
+    if is_plain {
+        return attention(&wide_q, &k, &v, bias, of.scale)?.to_dtype(q.dtype());
     }
-    let [wide_q, k, v] = [q, k, v].map(|x| x.to_dtype(bias.dtype()));
-    let weights = |scores: &Tensor| {
-        let [mask, hidden] = [mask, bias].map(|x| x.broadcast_as(scores.shape())?.contiguous());
-        add_softmax(&mask?.where_cond(&hidden?, scores)?, None)
+    let weights = |products: &Tensor| {
+        let scaled = affine(products, of.scale, 0.)?;
+        let scores = of.cap.map_or(Ok(scaled.clone()), |cap| affine(&scaled.tanh()?, cap, 0.))?;
+        let Some(bias) = bias else { return add_softmax(&scores, None) };
+        let bias = wide(bias)?.broadcast_as(scores.shape())?.contiguous()?;
+        match of.bias {
+            Bias::Added => add_softmax(&scores, Some(&bias)),
+            Bias::Hides => {
+                let added = (&scores + &bias)?;
+                add_softmax(&bias.eq(f64::NEG_INFINITY)?.where_cond(&bias, &added)?, None)
+            }
+            Bias::Replaces => add_softmax(&bias.eq(0.)?.where_cond(&scores, &bias)?, None),
+        }
     };
-    by_matmuls(&wide_q?, &k?, &v?, scale, weights)?.to_dtype(q.dtype())
+    by_matmuls(&wide_q, &k, &v, 1., weights)?.to_dtype(q.dtype())
 }
 
 /// Keys or values with a copy of each head for each head of queries that shares it.

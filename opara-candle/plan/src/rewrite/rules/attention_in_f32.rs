@@ -4,19 +4,19 @@ use super::facts::Facts;
 use super::found::Found;
 use super::views::behind;
 use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::rewrite::scores::Scores;
 use crate::trace::{Element, Function};
 
 /// Lets attention read its operands as they were before they were converted to f32, and write what its result is converted to.
 pub(super) fn read_16_bits(found: &Found) -> Option<Node> {
     let attention = found.node("y")?;
-    let (&Compute::Attention { scale, in_f32: false }, [q, k, v, mask @ ..]) =
-        (&attention.compute, &attention.operands[..])
-    else {
+    let (Compute::Attention(scores), [q, k, v, mask @ ..]) = (&attention.compute, &attention.operands[..]) else {
         return None;
     };
     let operands = find_before_conversion(found.facts, found.facts.whole(found.operand("y")?)?, [q, k, v])?;
     let operands = operands.into_iter().chain(mask.iter().cloned()).collect();
-    Some(found.replace_by(Compute::Attention { scale, in_f32: true }, operands))
+    let scores = Scores { in_f32: true, ..scores.clone() };
+    Some(found.replace_by(Compute::Attention(scores), operands))
 }
 
 /// Operands of attention in f32, which a node is, or the second product of, as they were before they were converted from the 16-bit type

@@ -9,7 +9,8 @@ use crate::trace::{Dim, Function};
 /// Lets attention read heads where they were before they were copied, and a mask where it repeats over a batch.
 pub(super) fn read_in_place(found: &Found) -> Option<Node> {
     let (facts, node) = (found.facts, found.root());
-    let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
+    let (Compute::Attention(scores), [q, k, v, others @ ..]) = (&node.compute, &node.operands[..]) else { return None };
+    let masks = &others[scores.are_divisors.len()..];
     let heads = [q, k, v];
     let lens = [q.dims.first()?.len, q.dims.get(1)?.len, k.dims.get(1)?.len];
     if heads.iter().any(|heads| heads.dims.len() != 3) {
@@ -18,10 +19,10 @@ pub(super) fn read_in_place(found: &Found) -> Option<Node> {
     let places = heads.map(|heads| places(facts, heads));
     // A batch has as many items as the first dimension of what was copied, or of the mask.
     let of_copies = places.iter().flatten().filter_map(|place| place.dims[0].first());
-    let of_mask = mask.iter().filter_map(|mask| mask.dims.first());
+    let of_mask = masks.iter().filter_map(|mask| mask.dims.first());
     let mut batches: Vec<u64> = of_copies.chain(of_mask).map(|dim| dim.len).chain([1]).collect();
     batches.retain(|&batch| batch > 0 && heads.iter().all(|heads| heads.dims[0].len.is_multiple_of(batch)));
-    let is_view = |shape: &[u64]| mask.iter().all(|mask| strides_over(&mask.dims, shape).is_some());
+    let is_view = |shape: &[u64]| masks.iter().all(|mask| strides_over(&mask.dims, shape).is_some());
     let gains = batches.into_iter().filter_map(|batch| {
         let [q, k, v] = places.each_ref().map(|places| places.iter().rev().find_map(|place| place.in_batch(batch)));
         let read = [q?, k?, v?];
@@ -30,7 +31,7 @@ pub(super) fn read_in_place(found: &Found) -> Option<Node> {
         (gain > 0).then_some((gain, read))
     });
     let (_, read) = gains.max_by_key(|(gain, _)| *gain)?;
-    let operands = read.into_iter().map(|(operand, _)| operand).chain(mask.iter().cloned()).collect();
+    let operands = read.into_iter().map(|(operand, _)| operand).chain(others.iter().cloned()).collect();
     Some(found.replace_by(node.compute.clone(), operands))
 }
 

@@ -1,7 +1,7 @@
 //! Queries of rules about a graph.
 
 use crate::rewrite::graph::{Compute, Graph, Node, Operand, ProductEnd, Step, Value};
-use crate::trace::{Element, Function};
+use crate::trace::Function;
 
 /// A graph while a rule is applied to it, and what was known of it before: a rule leaves that true.
 pub(super) struct Facts<'a> {
@@ -128,7 +128,7 @@ impl<'a> Facts<'a> {
         let node = self.node(at);
         let function = match (kind, &node.compute) {
             ("any", _)
-            | ("attention", Compute::Attention { .. })
+            | ("attention", Compute::Attention(_))
             | ("concat", Compute::Concat { .. })
             | ("convolution", Compute::FusedConvolution(_))
             | ("group_norm", Compute::GroupNorm { .. })
@@ -143,7 +143,6 @@ impl<'a> Facts<'a> {
             (_, Function::Unary(name) | Function::Binary(name)) if name == kind => true,
             ("step", Function::Binary(name)) => Step::of(name).is_some(),
             ("mean", &Function::Affine(factor, 0.)) => self.is_mean(node, factor),
-            ("masked", &Function::MaskedFill(bits)) => self.hides(node, bits),
             ("copy", Function::Copy)
             | ("matmul" | "product", Function::Matmul)
             | ("norm", Function::LayerNorm(..) | Function::RmsNorm(..))
@@ -163,11 +162,5 @@ impl<'a> Facts<'a> {
         let [Operand { value: Value::Node(sum), .. }] = node.operands[..] else { return false };
         let Some(&Function::RowSum(columns)) = self.recorded(sum) else { return false };
         columns > 0 && (f64::from(factor) * columns as f64 - 1.).abs() < 1e-6
-    }
-
-    /// Whether a node puts minus infinity, these bits, where integers of 8 bits are not 0.
-    fn hides(&self, node: &Node, bits: u64) -> bool {
-        let is_mask = node.operands.first().is_some_and(|mask| self.graph.element(mask.value) == Element::U8);
-        is_mask && node.element.number(bits) == Some(f64::NEG_INFINITY)
     }
 }

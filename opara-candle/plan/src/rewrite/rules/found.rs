@@ -82,7 +82,6 @@ impl<'a> Found<'a> {
                 None if is_typed => vec![self.bind(name, operand)],
                 None => Vec::new(),
             },
-            Pattern::Untyped(name) => vec![self.bind(name, operand)],
             Pattern::Named(name, of) => {
                 self.fit(of, operand, element).into_iter().map(|found| found.bind(name, operand)).collect()
             }

@@ -9,7 +9,7 @@ use crate::trace::{Dim, Function};
 /// Lets attention read keys and values that were repeated for each head where they came from.
 pub(super) fn share_heads(found: &Found) -> Option<Node> {
     let (facts, node) = (found.facts, found.root());
-    let (Compute::Attention { .. }, [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
+    let (Compute::Attention(_), [q, k, v, mask @ ..]) = (&node.compute, &node.operands[..]) else { return None };
     let (keys, values) = (find_shared(facts, k)?, find_shared(facts, v)?);
     // Where the items of a batch do not continue each other, all have a dimension for them.
     let batch = [&keys, &values].into_iter().find_map(|shared| (shared.dims.len() == 4).then_some(shared.dims[0].len));

@@ -22,7 +22,9 @@ mod product;
 mod products;
 mod products_of_one;
 mod quantized;
+mod queries_together;
 mod rule;
+mod scores;
 mod transposed_convolution;
 mod views;
 

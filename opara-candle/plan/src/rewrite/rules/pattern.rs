@@ -5,8 +5,6 @@
 pub(super) enum Pattern {
     /// Anything of the type of its reader, by a name. Where the name stands again, the same view of the same value.
     Operand(&'static str),
-    /// Anything, by a name.
-    Untyped(&'static str),
     /// What another pattern says, by a name.
     Named(&'static str, &'static Pattern),
     /// All results of a node of this kind ([`Facts::is_of`](super::Facts)), in their order. Its first operands are like these, in either
@@ -23,7 +21,6 @@ pub(super) enum Pattern {
 macro_rules! pattern {
     ({ $pattern:expr }) => { $pattern };
     ($name:ident) => { $crate::rewrite::rules::pattern::Pattern::Operand(stringify!($name)) };
-    (untyped($name:ident)) => { $crate::rewrite::rules::pattern::Pattern::Untyped(stringify!($name)) };
     (either($($of:tt)+)) => {
         $crate::rewrite::rules::pattern::Pattern::Either($crate::rewrite::rules::pattern::patterns!($($of)+))
     };

@@ -57,7 +57,7 @@ fn attention_reads_shared_heads_where_they_were_before() {
         assert_eq!(apply(&mut graph, &[])[1], ("grouped-heads", Applied { times: 1, saved }));
         let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
         let node = &graph.nodes[at];
-        assert_eq!(node.compute, Compute::Attention { scale: 1., in_f32: false });
+        assert_eq!(node.compute, Compute::Attention(Scores::of(1.)));
         let dims = |at: usize| node.operands[at].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
         assert_eq!([dims(1), dims(2)], expected.map(Vec::from));
         assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);
@@ -110,7 +110,7 @@ fn a_factor_of_keys_is_one_of_scores() {
         assert_eq!(apply(&mut graph, &[])[0], ("attention", Applied { times: 1, saved }));
         let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
         let node = &graph.nodes[at];
-        assert_eq!(node.compute, Compute::Attention { scale, in_f32: false });
+        assert_eq!(node.compute, Compute::Attention(Scores::of(scale)));
         assert_eq!(node.operands[1].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), dims);
     }
 }
@@ -168,7 +168,7 @@ fn attention_in_f32_reads_and_writes_16_bits() {
         assert_eq!(found.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["attention", "attention-in-f32"]);
         let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
         let node = &graph.nodes[at];
-        assert_eq!(node.compute, Compute::Attention { scale: 0.25, in_f32: true });
+        assert_eq!(node.compute, Compute::Attention(Scores { in_f32: true, ..Scores::of(0.25) }));
         assert_eq!(node.element, F16);
         for (operand, input) in node.operands.iter().zip(0..) {
             let dims: Vec<_> = operand.dims.iter().map(|dim| (dim.len, dim.stride)).collect();
@@ -179,20 +179,19 @@ fn attention_in_f32_reads_and_writes_16_bits() {
 
 #[test]
 fn what_a_mask_hides_is_part_of_attention() {
-    let trace = |number: f32| masked_attention_between_conversions(40, Some(number.to_bits().into()));
-    let mut graph = regions(&trace(f32::NEG_INFINITY))[0].graph.clone();
-    let found = apply(&mut graph, &[]);
-    assert_eq!(found.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["attention", "attention-in-f32"]);
-    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
-    let node = &graph.nodes[at];
-    assert_eq!(node.compute, Compute::Attention { scale: 0.25, in_f32: true });
-    let mask = &node.operands[3];
-    assert_eq!(graph.element(mask.value), Element::U8);
-    assert_eq!(mask.dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), [(2, 0), (36, 1)]);
-    // Rows that are hidden as a whole are means with a finite number, and NaN with minus infinity.
-    for other in [-1e9, f32::MIN, f32::INFINITY, f32::NAN] {
-        let mut graph = regions(&trace(other))[0].graph.clone();
-        assert_eq!(apply(&mut graph, &[]), [], "{other}");
+    // Rows that are hidden as a whole are means with a finite number, and NaN with minus infinity: the number is kept.
+    for number in [f32::NEG_INFINITY, -1e9, f32::MIN, f32::INFINITY, 0.] {
+        let trace = masked_attention_between_conversions(40, Some(number.to_bits().into()));
+        let mut graph = regions(&trace)[0].graph.clone();
+        let found = apply(&mut graph, &[]);
+        assert_eq!(found.iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["attention", "attention-in-f32"]);
+        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+        let node = &graph.nodes[at];
+        let masks = vec![Mask::Filled { number, where_zero: false }];
+        assert_eq!(node.compute, Compute::Attention(Scores { masks, in_f32: true, ..Scores::of(0.25) }));
+        let mask = &node.operands[3];
+        assert_eq!(graph.element(mask.value), Element::U8);
+        assert_eq!(mask.dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>(), [(2, 0), (36, 1)]);
     }
 }
 

@@ -39,7 +39,9 @@ pub(super) fn check(graph: &Graph, values: impl Fn(&[usize]) -> Vec<usize>) {
             let others = || (0..graph.nodes.len()).filter(|&other| other != at);
             let alone = changed(&graph, rule, others()).0;
             let (before, after) = (graph.live(), alone.live());
-            let is_copy = |at: &usize| graph.nodes[*at].compute == Compute::Recorded(Function::Copy);
+            // Who reads a copy, or a number, may as well read it before.
+            let is_copy =
+                |at: &usize| matches!(graph.nodes[*at].compute, Compute::Recorded(Function::Copy | Function::Fill(_)));
             let removed = (0..before.len()).filter(|&at| before[at] && !after[at]).filter(|at| !is_copy(at));
             for removed in values(&removed.collect::<Vec<_>>()) {
                 let mut elsewhere = graph.clone();

@@ -8,6 +8,7 @@ mod norms;
 mod outcome;
 mod pools;
 mod quantized;
+mod scores;
 mod transposed;
 mod upsampling;
 
@@ -224,7 +225,8 @@ fn products_around_a_softmax_are_attention() {
     assert_eq!(names, [("softmax", 4), ("attention", 4)]);
     let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
     let node = &graph.nodes[at];
-    assert_eq!((node.compute.clone(), node.operands.len()), (Compute::Attention { scale: 0.125, in_f32: false }, 4));
+    let scores = Scores { masks: vec![Mask::Added(1.)], ..Scores::of(0.125) };
+    assert_eq!((node.compute.clone(), node.operands.len()), (Compute::Attention(scores), 4));
     let lens = |operand: &Operand| operand.dims.iter().map(|dim| dim.len).collect::<Vec<_>>();
     assert!((0..3).all(|at| lens(&node.operands[at]) == [2, 6, 32]));
     assert_eq!(graph.live().iter().filter(|live| **live).count(), 1);

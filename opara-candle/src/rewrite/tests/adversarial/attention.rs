@@ -8,6 +8,8 @@ enum Mask {
     None,
     Added,
     Hidden,
+    /// A finite number stands for scores, in some rows for all of them.
+    Low,
 }
 
 /// Attention of heads `[heads, queries, keys, size]`.
@@ -16,6 +18,8 @@ struct Case {
     mask: Mask,
     /// A model of 16 bits that computes it in f32.
     in_f32: bool,
+    /// Scores are at most 20.
+    is_capped: bool,
     element: Element,
 }
 
@@ -38,6 +42,11 @@ impl Case {
         let columns = operand(operands[1], 0, &[(heads, keys * size), (size, 1), (keys, size)]);
         let mut y = made.node(Function::Matmul, vec![rows(operands[0], queries), columns], scores);
         y = made.node(Function::Affine((size as f32).powf(-0.5), 0.), vec![all(y, scores)], scores);
+        if self.is_capped {
+            let in_caps = made.node(Function::Affine(1. / 20., 0.), vec![all(y, scores)], scores);
+            let tanh = made.unary("tanh", in_caps, scores);
+            y = made.node(Function::Affine(20., 0.), vec![all(tanh, scores)], scores);
+        }
         let of_all = |value| operand(value, 0, &[(heads, 0), (queries * keys, 1)]);
         match self.mask {
             Mask::None => {}
@@ -45,12 +54,15 @@ impl Case {
                 let mask = made.input(queries * keys);
                 y = made.binary("add", [all(y, scores), of_all(mask)]);
             }
-            Mask::Hidden => {
+            Mask::Hidden | Mask::Low => {
                 let mask = made.input_of(Element::U8, queries * keys, false);
-                let hidden = match made.element {
-                    Element::F16 => 0xFC00,
-                    Element::Bf16 => 0xFF80,
-                    _ => f32::NEG_INFINITY.to_bits().into(),
+                let hidden = match (made.element, self.mask) {
+                    (Element::F16, Mask::Hidden) => 0xFC00,
+                    (Element::Bf16, Mask::Hidden) => 0xFF80,
+                    (Element::F16, _) => 0xF0E2,
+                    (Element::Bf16, _) => 0xC61C,
+                    (_, Mask::Hidden) => f32::NEG_INFINITY.to_bits().into(),
+                    _ => (-1e4f32).to_bits().into(),
                 };
                 y = made.node(Function::MaskedFill(hidden), vec![of_all(mask), all(y, scores)], scores);
             }
@@ -86,6 +98,10 @@ impl Case {
                 ("a third", |_, key| f64::from(u8::from(key % 3 == 1))),
                 ("all but one", |query, key| f64::from(u8::from(key != query % 31))),
                 ("later keys", |query, key| f64::from(u8::from(key > query))),
+            ],
+            Mask::Low => vec![
+                ("a third", |_, key| f64::from(u8::from(key % 3 == 1))),
+                ("all of some", |query, key| f64::from(u8::from(query % 5 == 2 || key > query))),
             ],
         }
     }
@@ -133,13 +149,15 @@ impl Case {
                 with(&|[q, k, _]| [q, k].into_iter().for_each(|x| x.iter_mut().step_by(width).for_each(|x| *x *= 60.))),
             ),
         ];
+        // Of a cap, two factors become one number, which rounds once more.
+        let least = if self.is_capped { 1.5 } else { 1. };
         let mut operands = Vec::new();
         for (mask, of) in self.masks() {
             let mask_of = || (0..queries * keys).map(|at| of((at / keys) as usize, (at % keys) as usize));
             for (kind, numbers) in &kinds {
                 let masks = (self.mask != Mask::None).then(|| mask_of().collect());
                 let numbers = numbers.iter().cloned().chain(masks).collect();
-                operands.push(Operands { kind: format!("{mask}, {kind}"), numbers, room: room(kind) });
+                operands.push(Operands { kind: format!("{mask}, {kind}"), numbers, room: room(kind).max(least) });
             }
         }
         operands
@@ -156,13 +174,16 @@ fn room(kind: &str) -> f64 {
     }
 }
 
-/// Judges each mask on these sizes.
+/// Judges each mask on these sizes, and caps.
 fn judged(sizes: [u64; 4], element: Element, in_f32: bool) -> Result<()> {
     for mut judge in Judge::all() {
-        for mask in [Mask::None, Mask::Added, Mask::Hidden] {
-            let case = Case { sizes, mask, in_f32, element };
-            let said = format!("attention {sizes:?} {mask:?}{}", if in_f32 { " in f32" } else { "" });
-            judge.judge(&said, &case.graph(), case.operands())?;
+        for mask in [Mask::None, Mask::Added, Mask::Hidden, Mask::Low] {
+            for is_capped in [false, true] {
+                let case = Case { sizes, mask, in_f32, is_capped, element };
+                let how = [if in_f32 { " in f32" } else { "" }, if is_capped { " capped" } else { "" }];
+                let said = format!("attention {sizes:?} {mask:?}{}", how.concat());
+                judge.judge(&said, &case.graph(), case.operands())?;
+            }
         }
         judge.assert();
     }

@@ -1,0 +1,163 @@
+//! Scores of attention, however they are written.
+
+use super::*;
+
+/// Elements of the scores of 2 heads for 6 tokens.
+const LEN: u64 = 72;
+
+/// What is done to scores, and what attention makes of it.
+type Case = (&'static str, fn(&mut Maker, BufferId) -> BufferId, Option<Scores>);
+
+fn step(maker: &mut Maker, function: Function, reads: Vec<View>) -> BufferId {
+    maker.made(function, reads, LEN)
+}
+
+fn times(maker: &mut Maker, x: BufferId, factor: f32) -> BufferId {
+    step(maker, Function::Affine(factor, 0.), vec![all(x, LEN)])
+}
+
+/// A view of a weight that each head has.
+fn of_each_head(maker: &mut Maker, element: Element) -> View {
+    View { element, ..view(maker.weight(36), 0, &[(2, 0), (36, 1)]) }
+}
+
+fn added(maker: &mut Maker, x: BufferId, name: &str) -> BufferId {
+    let mask = of_each_head(maker, F16);
+    step(maker, binary(name), vec![all(x, LEN), mask])
+}
+
+fn filled(maker: &mut Maker, x: BufferId, bits: u64) -> BufferId {
+    let mask = of_each_head(maker, Element::U8);
+    step(maker, Function::MaskedFill(bits), vec![mask, all(x, LEN)])
+}
+
+/// Scores where a mask says so, else those of another buffer.
+fn chosen(maker: &mut Maker, scores_first: bool, x: BufferId, other: View) -> BufferId {
+    let mask = of_each_head(maker, Element::U32);
+    let operands = if scores_first { [all(x, LEN), other] } else { [other, all(x, LEN)] };
+    step(maker, Function::Where, [vec![mask], operands.into()].concat())
+}
+
+/// A number that the module computes, over all scores.
+fn number(maker: &mut Maker, bits: u64) -> View {
+    let number = maker.made(Function::Fill(bits), Vec::new(), 1);
+    view(number, 0, &[(LEN, 0)])
+}
+
+const LOW: u64 = 0xf8e2; // -40000
+const HIDDEN: u64 = 0xfc00;
+
+fn with(cap: Option<f32>, masks: &[Mask]) -> Option<Scores> {
+    Some(Scores { cap, masks: masks.into(), ..Scores::of(1.) })
+}
+
+fn cases() -> Vec<Case> {
+    let low = Mask::Filled { number: -40_000., where_zero: false };
+    let hidden = Mask::Filled { number: f32::NEG_INFINITY, where_zero: false };
+    vec![
+        (
+            "a factor of each side of a mask",
+            |maker, x| {
+                let x = times(maker, x, 0.5);
+                let x = added(maker, x, "add");
+                times(maker, x, 4.)
+            },
+            Some(Scores { masks: vec![Mask::Added(4.)], ..Scores::of(2.) }),
+        ),
+        ("a mask that is taken away", |maker, x| added(maker, x, "sub"), with(None, &[Mask::Added(-1.)])),
+        (
+            "two biases",
+            |maker, x| {
+                let x = added(maker, x, "add");
+                added(maker, x, "add")
+            },
+            with(None, &[Mask::Added(1.); 2]),
+        ),
+        (
+            "a cap",
+            |maker, x| {
+                let x = times(maker, x, 0.5);
+                let x = step(maker, Function::Unary("tanh".into()), vec![all(x, LEN)]);
+                let x = times(maker, x, 30.);
+                added(maker, x, "add")
+            },
+            Some(Scores { cap: Some(30.), masks: vec![Mask::Added(1.)], ..Scores::of(0.5) }),
+        ),
+        (
+            "a number of the module",
+            |maker, x| {
+                let low = number(maker, LOW);
+                chosen(maker, false, x, low)
+            },
+            with(None, &[low]),
+        ),
+        (
+            "a number elsewhere",
+            |maker, x| {
+                let low = number(maker, LOW);
+                chosen(maker, true, x, low)
+            },
+            with(None, &[Mask::Filled { number: -40_000., where_zero: true }]),
+        ),
+        (
+            "numbers that are not known",
+            |maker, x| {
+                let others = of_each_head(maker, F16);
+                chosen(maker, false, x, others)
+            },
+            with(None, &[Mask::Replaced { where_zero: false }]),
+        ),
+        (
+            "a bias, and what a mask hides",
+            |maker, x| {
+                let x = added(maker, x, "add");
+                filled(maker, x, HIDDEN)
+            },
+            with(None, &[Mask::Added(1.), hidden]),
+        ),
+        // Rows that are hidden as a whole would not be alike.
+        (
+            "a bias, and a low number",
+            |maker, x| {
+                let x = added(maker, x, "add");
+                filled(maker, x, LOW)
+            },
+            None,
+        ),
+        (
+            "a cap of what is masked",
+            |maker, x| {
+                let x = added(maker, x, "add");
+                step(maker, Function::Unary("tanh".into()), vec![all(x, LEN)])
+            },
+            None,
+        ),
+        ("scores of the other sign", |maker, x| times(maker, x, -1.), None),
+        ("an exponential", |maker, x| step(maker, Function::Unary("exp".into()), vec![all(x, LEN)]), None),
+    ]
+}
+
+#[test]
+fn scores_are_recognised_by_what_they_mean() {
+    for (said, change, expected) in cases() {
+        let mut maker = Maker::default();
+        let [q, k, v] = [0, 1, 2].map(|input| maker.buffer(384, Role::Input(input)));
+        let heads = |buffer| view(buffer, 0, &[(2, 192), (6, 32), (32, 1)]);
+        let columns = view(k, 0, &[(2, 192), (32, 1), (6, 32)]);
+        let scores = maker.made(Function::Matmul, vec![heads(q), columns], LEN);
+        let scores = change(&mut maker, scores);
+        let p = maker.made(Function::Softmax(6), vec![all(scores, LEN)], LEN);
+        let y = maker.made(Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], 384);
+        maker.output(y);
+        let mut graph = regions(&maker.0)[0].graph.clone();
+        apply(&mut graph, &[]);
+        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+        let found = match &graph.nodes[at].compute {
+            Compute::Attention(scores) => Some(scores.clone()),
+            _ => None,
+        };
+        assert_eq!(found, expected, "{said}");
+        let operands = expected.map_or(2, |of| 3 + of.masks.iter().map(|mask| mask.operands()).sum::<usize>());
+        assert_eq!(graph.nodes[at].operands.len(), operands, "{said}");
+    }
+}

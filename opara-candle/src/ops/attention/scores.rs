@@ -1,0 +1,25 @@
+//! What attention makes of products of queries and keys.
+
+/// How scores follow from products.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Scores {
+    /// What products are multiplied by.
+    pub scale: f64,
+    /// The factor of the hyperbolic tangent of that, if there is one.
+    pub cap: Option<f64>,
+    /// What the bias does.
+    pub bias: Bias,
+    /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
+    pub in_f32: bool,
+}
+
+/// What a bias does to scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Bias {
+    /// It is added.
+    Added,
+    /// It is added, but scores are minus infinity, whatever they were, where the bias is.
+    Hides,
+    /// Scores are the bias where that is not 0.
+    Replaces,
+}

@@ -1,0 +1,169 @@
+//! Modules that are composed at random from candle's operators. Exact executors give eager execution's bits, and accurate ones are no
+//! farther from double precision than they promise, on inputs that they were not built on.
+//!
+//! `OPARA_MODULES` is how many are made, `OPARA_SEED` the first seed. A failure says the seed, and what the module is made of. With
+//! `OPARA_TRACES=FOLDER` recorded traces are saved there, and all in one file, `random.traces`, for `opara-plan`'s test `random`.
+
+mod attention;
+mod images;
+mod judge;
+mod masks;
+mod pass;
+mod tokens;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use candle::{DType, Device, Result, Tensor};
+use rayon::prelude::*;
+
+use self::judge::Verdicts;
+use self::pass::{noise, Pass, Weights};
+
+/// A module of one seed, its inputs `x` and the lengths of its items.
+#[derive(Clone)]
+struct Random {
+    weights: Arc<Weights>,
+    dtype: DType,
+    /// Dimensions of `x`.
+    shape: Vec<usize>,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    Tokens,
+    Images,
+    Sequences,
+}
+
+impl Random {
+    fn new(seed: u64, dtype: DType, device: &Device) -> Self {
+        let mut rng = fastrand::Rng::with_seed(!seed);
+        let kind = [Kind::Tokens, Kind::Tokens, Kind::Tokens, Kind::Images, Kind::Sequences][rng.usize(..5)];
+        let mut one_of = |of: &[usize]| of[rng.usize(..of.len())];
+        let shape = match kind {
+            Kind::Tokens => {
+                vec![one_of(&[1, 1, 2, 3]), one_of(&[1, 7, 16, 33, 49, 64, 70, 128]), one_of(&[64, 96, 128])]
+            }
+            Kind::Images => vec![one_of(&[1, 2]), one_of(&[4, 8, 16]), one_of(&[8, 14, 15]), one_of(&[8, 14, 17])],
+            Kind::Sequences => vec![one_of(&[1, 2]), one_of(&[4, 16]), one_of(&[40, 65])],
+        };
+        Self { weights: Arc::new(Weights::new(seed, dtype, device)), dtype, shape, kind }
+    }
+
+    /// A pass; what it is made of, and its result.
+    fn run(&self, inputs: &[Tensor], in_double: bool) -> Result<(String, Tensor)> {
+        let mut pass = Pass::new(&self.weights, in_double, inputs[1].clone());
+        let y = self.layers(&mut pass, &inputs[0])?;
+        Ok((pass.said.join(", "), y))
+    }
+
+    fn layers(&self, pass: &mut Pass, x: &Tensor) -> Result<Tensor> {
+        match self.kind {
+            Kind::Images => return images::image(pass, x),
+            Kind::Sequences => return images::sequence(pass, x),
+            Kind::Tokens => {}
+        }
+        let mut x = x.clone();
+        for _ in 0..pass.rng.usize(1..5) {
+            let before = if pass.rng.bool() { tokens::norm(pass, &x)? } else { x.clone() };
+            let y = match pass.rng.usize(..9) {
+                0..4 => attention::attention(pass, &before)?,
+                4..6 => tokens::mlp(pass, &before)?,
+                6 => tokens::shuffle(pass, &before)?,
+                7 => tokens::reduce(pass, &before)?,
+                _ => tokens::elements(pass, &before)?,
+            };
+            x = if pass.rng.usize(..3) > 0 { (x + y)? } else { y };
+        }
+        Ok(x)
+    }
+
+    /// Inputs: `x` of numbers of this kind, and lengths.
+    fn inputs(&self, of: u64, kind: &str, device: &Device) -> Result<Vec<Tensor>> {
+        let len = self.shape.iter().product();
+        let width = self.shape[self.shape.len() - 1];
+        let numbers = noise(of, len).into_iter().enumerate().map(|(at, x)| match kind {
+            "zeros" => 0.,
+            "large" => 60. * x,
+            "tiny" => x / 1024.,
+            "a large mean" => 50. + x,
+            "tokens alike" => (at % width) as f64 / width as f64 - 0.5,
+            "few" if at % 97 != 13 => 0.,
+            "an infinity" if at == len / 2 => f64::INFINITY,
+            "a NaN" if at == len / 3 => f64::NAN,
+            _ => x,
+        });
+        let x = Tensor::from_vec(numbers.collect::<Vec<_>>(), &self.shape[..], &Device::Cpu)?.to_dtype(self.dtype)?;
+        let (batch, tokens) = (self.shape[0], self.shape[1] as u64);
+        // An item may have no token that counts.
+        let least = u64::from(kind != "few");
+        let lengths = (0..batch as u64).map(|item| (least + (of * 7 + item * 5) % tokens) as u32);
+        Ok(vec![x.to_device(device)?, Tensor::from_iter(lengths, device)?])
+    }
+}
+
+/// What inputs are, beside plain ones.
+const KINDS: [&str; 8] = ["zeros", "large", "tiny", "a large mean", "tokens alike", "few", "an infinity", "a NaN"];
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|number| number.parse().ok()).unwrap_or(default)
+}
+
+/// Where recorded traces are saved.
+fn traces() -> Option<PathBuf> {
+    std::env::var_os("OPARA_TRACES").map(PathBuf::from)
+}
+
+/// Packs all traces of a folder: for each its length, four bytes, and the trace.
+fn pack(folder: &Path) -> anyhow::Result<()> {
+    let mut files = fs::read_dir(folder)?.map(|file| Ok(file?.path())).collect::<std::io::Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|of| of == "trace"));
+    files.sort();
+    let mut all = Vec::new();
+    for file in files {
+        let bytes = fs::read(file)?;
+        all.extend(u32::try_from(bytes.len())?.to_le_bytes());
+        all.extend(bytes);
+    }
+    Ok(fs::write(folder.join("random.traces"), all)?)
+}
+
+/// Without a GPU, too: whatever is drawn is a module, the same at each pass, and in double precision.
+#[test]
+fn random_modules_are_modules() -> Result<()> {
+    for seed in number("OPARA_SEED", 0)..number("OPARA_SEED", 0) + number("OPARA_MODULES", 60) {
+        let module = Random::new(seed, DType::F32, &Device::Cpu);
+        let inputs = module.inputs(1, "plain", &Device::Cpu)?;
+        let (said, y) = module.run(&inputs, false)?;
+        let (again, other) = module.run(&inputs, false)?;
+        assert!(said == again && crate::common::same_bits(&y, &other)?, "{seed}: {said}");
+        let wide = [inputs[0].to_dtype(DType::F64)?, inputs[1].clone()];
+        let (_, reference) = module.run(&wide, true)?;
+        assert_eq!(y.dims(), reference.dims(), "{seed}: {said}");
+        let apart = (y.to_dtype(DType::F64)? - &reference)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
+        let size = reference.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
+        // Rows that are hidden as a whole are NaN in both.
+        assert!(apart <= 1e-2 * size || apart.is_nan(), "{seed}: {apart} of {size}: {said}");
+    }
+    Ok(())
+}
+
+#[test]
+fn executors_of_random_modules_give_what_they_promise() -> anyhow::Result<()> {
+    let Some(device) = crate::common::gpu() else { return Ok(()) };
+    let first = number("OPARA_SEED", 0);
+    let of = |seed| {
+        let dtype = tokens::DTYPES[seed as usize % 3];
+        Verdicts::of(seed, &Random::new(seed, dtype, &device), &device)
+    };
+    let all = (first..first + number("OPARA_MODULES", 100)).into_par_iter().map(of);
+    let verdicts = all.reduce(Verdicts::default, Verdicts::and);
+    if let Some(folder) = traces() {
+        pack(&folder)?;
+    }
+    verdicts.assert();
+    Ok(())
+}
