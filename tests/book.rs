@@ -240,24 +240,33 @@ fn cell(row: &serde_json::Value, key: &str, decimals: fn(f64) -> usize) -> Strin
 
 #[test]
 fn the_page_of_unchanged_models_has_the_results() -> Result<()> {
-    let results: serde_json::Value = serde_json::from_str(&read("benches/results/unchanged.json")?)?;
     let page = read("docs/notes/unchanged.md")?;
-    for row in results["rows"].as_array().context("rows")? {
-        let columns: &[&str] = match row["native_us"].is_null() {
-            true => &["exact_us", "accurate_us", "torch_graph_us", "torch_channels_last_us", "torch_compile_us"],
-            false => &["accurate_us", "native_us"],
-        };
-        let times: Vec<String> = columns.iter().map(|key| cell(row, key, |_| 0)).collect();
-        let errors = ["error", "candle_error"].map(|key| cell(row, key, |error| if error < 1000. { 2 } else { 0 }));
-        let build = cell(row, "accurate_build_ms", |_| 0);
-        let gpu = if row["device"].as_str().is_some_and(|device| device.contains("H200")) { "H200" } else { "H100" };
-        let name = row["model"].as_str().context("a model")?;
-        let start = format!("{name} | {} | {}", row["dtype"].as_str().context("a type")?, row["batch"]);
-        let expected = match row["native_us"].is_null() {
-            true => format!("| {start} | {gpu} | {} | {} | {build} |", times.join(" | "), errors.join(" | ")),
-            false => format!("| {} | ", times.join(" | ")),
-        };
-        ensure!(page.contains(&expected), "docs/notes/unchanged.md lacks the row {expected}");
+    for file in ["unchanged", "unseen"] {
+        let results: serde_json::Value = serde_json::from_str(&read(&format!("benches/results/{file}.json"))?)?;
+        let of_all = results["device"].as_str().context("a device")?;
+        for row in results["rows"].as_array().context("rows")? {
+            expect_row(&page, of_all, row)?;
+        }
     }
+    Ok(())
+}
+
+/// The page has this row of results; without a device of its own it is `of_all`'s.
+fn expect_row(page: &str, of_all: &str, row: &serde_json::Value) -> Result<()> {
+    let columns: &[&str] = match row["native_us"].is_null() {
+        true => &["exact_us", "accurate_us", "torch_graph_us", "torch_channels_last_us", "torch_compile_us"],
+        false => &["accurate_us", "native_us"],
+    };
+    let times: Vec<String> = columns.iter().map(|key| cell(row, key, |_| 0)).collect();
+    let errors = ["error", "candle_error"].map(|key| cell(row, key, |error| if error < 1000. { 2 } else { 0 }));
+    let build = cell(row, "accurate_build_ms", |_| 0);
+    let gpu = if row["device"].as_str().unwrap_or(of_all).contains("H200") { "H200" } else { "H100" };
+    let name = row["model"].as_str().context("a model")?;
+    let start = format!("{name} | {} | {}", row["dtype"].as_str().context("a type")?, row["batch"]);
+    let expected = match row["native_us"].is_null() {
+        true => format!("| {start} | {gpu} | {} | {} | {build} |", times.join(" | "), errors.join(" | ")),
+        false => format!("| {} | ", times.join(" | ")),
+    };
+    ensure!(page.contains(&expected), "docs/notes/unchanged.md lacks the row {expected}");
     Ok(())
 }

@@ -14,6 +14,7 @@ pub const CLASSES: usize = 1000;
 /// The models.
 pub const ENTRIES: &[Entry] = &[
     Entry { name: "resnet18", build: |at| Model::module(resnet::resnet18(CLASSES, at.weights())?, at.image(224)?) },
+    Entry { name: "resnet34", build: |at| Model::module(resnet::resnet34(CLASSES, at.weights())?, at.image(224)?) },
     Entry { name: "resnet50", build: |at| Model::module(resnet::resnet50(CLASSES, at.weights())?, at.image(224)?) },
     Entry {
         name: "vgg16",
@@ -103,6 +104,10 @@ pub const ENTRIES: &[Entry] = &[
     Entry { name: "beit-base", build: |at| Model::module(beit::vit_base(at.weights())?, at.image(384)?) },
     Entry { name: "eva2-base", build: |at| Model::module(eva2::vit_base(at.weights())?, at.image(448)?) },
     Entry { name: "dinov2-small", build: |at| Model::module(dinov2::vit_small(at.weights())?, at.image(518)?) },
+    Entry {
+        name: "dinov2-large",
+        build: |at| Model::module(dinov2::DinoVisionTransformer::new(at.weights(), 24, 1024, 16)?, at.image(518)?),
+    },
     Entry {
         name: "dinov2-reg4-small",
         build: |at| Model::module(dinov2reg4::vit_small(at.weights())?, at.image(518)?),

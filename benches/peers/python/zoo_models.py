@@ -273,6 +273,7 @@ SEGFORMER_B3 = {"depths": [3, 4, 18, 3], "hidden_sizes": [64, 128, 320, 512], "d
 # By the names of benches/zoo/.
 MODELS: dict[str, Callable[[Target], Made]] = {
     "resnet18": lambda at: torchvision("resnet18", at.image(224)),
+    "resnet34": lambda at: torchvision("resnet34", at.image(224)),
     "resnet50": lambda at: torchvision("resnet50", at.image(224)),
     "vgg16": lambda at: torchvision("vgg16", at.image(224)),
     "convnext-tiny": lambda at: timm("convnext_tiny", at.image(224)),
@@ -281,6 +282,7 @@ MODELS: dict[str, Callable[[Target], Made]] = {
     "vit-base": lambda at: timm("vit_base_patch16_224", at.image(224)),
     "beit-base": lambda at: timm("beit_base_patch16_384", at.image(384)),
     "dinov2-small": lambda at: (Forward(Dinov2("vit_small_patch14_dinov2")), (at.image(518),)),
+    "dinov2-large": lambda at: (Forward(Dinov2("vit_large_patch14_dinov2")), (at.image(518),)),
     "eva2-base": lambda at: timm("eva02_base_patch14_448", at.image(448)),
     "hiera-tiny": lambda at: timm("hiera_tiny_224", at.image(224)),
     "bert-base": lambda at: encoder("bert", at.tokens(LENGTH, 30522), pooler=False),
