@@ -38,6 +38,12 @@ fn chosen(maker: &mut Maker, scores_first: bool, x: BufferId, other: View) -> Bu
     step(maker, Function::Where, [vec![mask], operands.into()].concat())
 }
 
+/// Scores by a number that the module holds.
+fn divided(maker: &mut Maker, x: BufferId) -> BufferId {
+    let divisor = maker.weight(1);
+    step(maker, binary("div"), vec![all(x, LEN), view(divisor, 0, &[(LEN, 0)])])
+}
+
 /// A number that the module computes, over all scores.
 fn number(maker: &mut Maker, bits: u64) -> View {
     let number = maker.made(Function::Fill(bits), Vec::new(), 1);
@@ -115,6 +121,22 @@ fn cases() -> Vec<Case> {
             },
             with(None, &[Mask::Added(1.), hidden]),
         ),
+        (
+            "a divisor that the module holds",
+            |maker, x| {
+                let x = divided(maker, x);
+                added(maker, x, "add")
+            },
+            Some(Scores { are_divisors: vec![true], masks: vec![Mask::Added(1.)], ..Scores::of(1.) }),
+        ),
+        (
+            "a divisor of what is masked",
+            |maker, x| {
+                let x = added(maker, x, "add");
+                divided(maker, x)
+            },
+            None,
+        ),
         // Rows that are hidden as a whole would not be alike.
         (
             "a bias, and a low number",
@@ -157,7 +179,8 @@ fn scores_are_recognised_by_what_they_mean() {
             _ => None,
         };
         assert_eq!(found, expected, "{said}");
-        let operands = expected.map_or(2, |of| 3 + of.masks.iter().map(|mask| mask.operands()).sum::<usize>());
+        let operands = expected
+            .map_or(2, |of| 3 + of.are_divisors.len() + of.masks.iter().map(|mask| mask.operands()).sum::<usize>());
         assert_eq!(graph.nodes[at].operands.len(), operands, "{said}");
     }
 }
