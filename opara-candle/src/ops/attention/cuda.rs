@@ -11,10 +11,21 @@ use crate::cuda::operator::head_rows::HeadRows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
+/// [`attention_of_scores`] whose bias is added.
+pub(super) fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    bias: Option<&Tensor>,
+    scale: f64,
+) -> Result<Option<Tensor>> {
+    attention_of_scores(q, k, v, bias, &Scores { scale, cap: None, bias: Bias::Added, in_f32: false })
+}
+
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
 /// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
 /// supports the operands: the caller then runs other operators, which also report errors.
-pub(super) fn attention(
+pub(super) fn attention_of_scores(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,

@@ -60,15 +60,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
     let run = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
-        let own = || {
-            gpu!(cuda::attention(
-                t[0],
-                t[1],
-                t[2],
-                bias,
-                &Scores { scale, cap: None, bias: Bias::Added, in_f32: false }
-            ))
-        };
+        let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale));
         own_on(t[0], on_cpu, own)?
             .map_or_else(|| by_matmuls(t[0], t[1], t[2], scale, |scores| add_softmax(scores, bias)), Ok)
     };
@@ -84,7 +76,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
 /// Shapes or dtypes that do not agree.
 #[cfg(any(feature = "cuda", test))]
 pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>, of: &Scores) -> Result<Tensor> {
-    if let Some(y) = gpu!(cuda::attention(q, k, v, bias, of))? {
+    if let Some(y) = gpu!(cuda::attention_of_scores(q, k, v, bias, of))? {
         return Ok(y);
     }
     let is_plain = of.cap.is_none() && of.bias == Bias::Added;
