@@ -91,6 +91,8 @@ pub struct Architecture {
     pub(super) classifier: Option<Classifier>,
     pub(super) vocabulary_head: Vec<Layer>,
     pub(super) pictures: Option<Pictures>,
+    /// A token that no text may have.
+    pub(super) barred: Option<u32>,
     pub(super) is_unused: fn(&str) -> bool,
 }
 
@@ -118,6 +120,7 @@ impl Architecture {
             classifier: None,
             vocabulary_head: Vec::new(),
             pictures: None,
+            barred: None,
             is_unused: |_| false,
         }
     }
@@ -149,6 +152,12 @@ impl Architecture {
     /// Says that it consists of this library's operators, which the executor need not replace.
     pub(super) fn on_own_operators(mut self) -> Self {
         self.has_own_operators = true;
+        self
+    }
+
+    /// Sets a token that no text may have.
+    pub(super) fn barring(mut self, token: u32) -> Self {
+        self.barred = Some(token);
         self
     }
 

@@ -137,6 +137,15 @@ pub enum EmbedError {
     #[error("`prompt` and `prompt_name` are for single texts, not for pairs")]
     PairPrompt,
 
+    /// A token that has another meaning for the model.
+    #[error("text {text} has token {id}, which is padding: leave it out of the text")]
+    Padding {
+        /// Which text.
+        text: usize,
+        /// The token.
+        id: u32,
+    },
+
     /// A tokenizer that only hashes words.
     #[error("this model has random weights and no tokenizer")]
     Untrained,

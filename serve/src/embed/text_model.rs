@@ -110,7 +110,7 @@ impl TextModel {
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
         let tokenizer = TextTokenizer::trained(path, settings, architecture.sizes.vocabulary)?;
         let pools_prompt = !matches!(&task, Task::Vectors(modules) if !modules.pooling().has_prompt);
-        let tokenizer = tokenizer.with_prompts(prompts, pools_prompt);
+        let tokenizer = tokenizer.with_prompts(prompts, pools_prompt).barring(architecture.barred);
         let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("bert").to_owned();
         Ok(Self { tokenizer, task, architecture, kind, weights: Weights::Checkpoint(checkpoint) })
     }
@@ -210,7 +210,13 @@ impl TextModel {
             [] => LENGTHS,
             given => given,
         };
-        let tokens = tokens.unwrap_or(if is_cpu { 512 } else { 8_192 });
+        let default = match &self.task {
+            _ if is_cpu => 512,
+            // Logits of a whole vocabulary for each token take gigabytes.
+            Task::Words(_) => 2_048,
+            _ => 8_192,
+        };
+        let tokens = tokens.unwrap_or(default);
         let limit = self.limit().min(tokens);
         let lengths = match self.architecture.padding {
             Padding::Full => &[],

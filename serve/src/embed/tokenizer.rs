@@ -25,6 +25,8 @@ pub struct TextTokenizer {
     prompts: Arc<Prompts>,
     /// Whether the tokens of a prompt are pooled with those of the text.
     pools_prompt: bool,
+    /// A token that no text may have.
+    barred: Option<u32>,
 }
 
 #[derive(Clone)]
@@ -133,13 +135,31 @@ impl TextTokenizer {
 
     fn of(kind: Kind, limit: usize) -> Self {
         let (cuts, side, prompts) = (false, TruncationDirection::Right, Arc::default());
-        Self { kind, limit, cuts, side, prompts, pools_prompt: true }
+        Self { kind, limit, cuts, side, prompts, pools_prompt: true, barred: None }
     }
 
     /// Puts these prompts before texts, and says whether their tokens are pooled.
     pub(super) fn with_prompts(mut self, prompts: Prompts, pools_prompt: bool) -> Self {
         (self.prompts, self.pools_prompt) = (Arc::new(prompts), pools_prompt);
         self
+    }
+
+    /// Refuses texts that have this token.
+    pub(super) fn barring(mut self, token: Option<u32>) -> Self {
+        self.barred = token;
+        self
+    }
+
+    /// Refuses rows that have a token which no text may have.
+    ///
+    /// # Errors
+    /// [`EmbedError::Padding`].
+    pub fn check(&self, rows: &[TextRow]) -> Result<()> {
+        let Some(id) = self.barred else { return Ok(()) };
+        match rows.iter().position(|row| row.ids.contains(&id)) {
+            Some(text) => Err(EmbedError::Padding { text, id }),
+            None => Ok(()),
+        }
     }
 
     /// Whether texts that are too long are cut, as sentence-transformers does. Otherwise they are an error, which is the
@@ -192,7 +212,8 @@ impl TextTokenizer {
                 false => Err(EmbedError::Empty { text: index }),
             }
         };
-        texts.iter().enumerate().map(row).collect()
+        let rows: Vec<TextRow> = texts.iter().enumerate().map(row).collect::<Result<_>>()?;
+        self.check(&rows).map(|()| rows)
     }
 
     /// Pairs of texts as rows of a model. Where a pair is too long and may be cut, the longer of the two loses tokens first.
@@ -213,7 +234,8 @@ impl TextTokenizer {
                 _ => Ok(row),
             }
         };
-        pairs.iter().enumerate().map(row).collect()
+        let rows: Vec<TextRow> = pairs.iter().enumerate().map(row).collect::<Result<_>>()?;
+        self.check(&rows).map(|()| rows)
     }
 
     fn cut_of(&self, options: &TextOptions) -> Cut {

@@ -110,6 +110,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
             return Err(Failure::invalid("`prompt`, `prompt_name` and `truncate` are for texts, not for tokens"));
         }
         Embedder::check(&rows, self.vocabulary, self.token_types)?;
+        self.tokenizer.check(&rows)?;
         rows.iter_mut().for_each(|row| (row.has_tokens, row.vector) = (has_tokens, vector));
         Ok(rows)
     }

@@ -138,6 +138,7 @@ impl From<EmbedError> for Failure {
             | EmbedError::TwoPrompts
             | EmbedError::PairPrompt
             | EmbedError::Untrained
+            | EmbedError::Padding { .. }
             | EmbedError::Dimensions { .. }
             | EmbedError::Empty { .. } => Kind::Invalid,
             _ => Kind::Internal,

@@ -55,6 +55,17 @@ async fn bad_requests_are_refused_by_name() -> Result<()> {
 }
 
 #[tokio::test]
+async fn padding_within_a_text_is_refused() -> Result<()> {
+    let router = serve(&[("m", &Case::read("roberta")?.pooled("mean")?)])?;
+    for inputs in [json!("w5 w1 w6"), json!([5, 1, 6])] {
+        let (status, answer) = post(&router, "/embed", json!({"inputs": inputs})).await?;
+        assert!(status == 422 && answer["error"].as_str().is_some_and(|text| text.contains("padding")), "{answer}");
+    }
+    assert_eq!(post(&router, "/embed", json!({"inputs": "w5 w6"})).await?.0, 200);
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_classifier_has_no_vectors() -> Result<()> {
     let router = serve(&[("m", &Case::read("bert_classifier")?.folder()?)])?;
     assert_eq!(post(&router, "/embed", json!({"inputs": "w5"})).await?.0, 424);

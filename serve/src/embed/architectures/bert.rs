@@ -176,7 +176,8 @@ pub(super) fn roberta(json: &Value, unread: Unread) -> Result<Architecture> {
             name.starts_with("lm_head.") || name.ends_with("pooler.dense.weight") || name.ends_with("pooler.dense.bias")
         },
     };
-    Ok(kin.describe(config))
+    // transformers gives a padding token within a text the position of padding.
+    Ok(kin.describe(config).barring(pad as u32))
 }
 
 /// DistilBERT, which has no types of tokens.
