@@ -45,7 +45,7 @@ pub struct TextModel {
     weights: Weights,
     /// Its `model_type`.
     kind: String,
-    architecture: Architecture,
+    architecture: Box<Architecture>,
     task: Task,
     tokenizer: TextTokenizer,
 }
@@ -103,7 +103,7 @@ impl TextModel {
         let model = transformer.display().to_string();
         let checkpoint = Checkpoint::find(&model)?.allow_unread(allow_unread);
         let config: Value = checkpoint.config()?;
-        let architecture = architectures.read(&config, &model, unread)?;
+        let architecture = Box::new(architectures.read(&config, &model, unread)?);
         let read = Folder { path: folder, transformer: &transformer, list: list.as_deref(), config: &config, unread };
         let (task, prompts) = read.task(&architecture)?;
         let settings = TokenizerSettings::read(&transformer, architecture.sizes.positions, unread)?;
@@ -125,7 +125,7 @@ impl TextModel {
         };
         let tokenizer = TextTokenizer::hashing(config.vocab_size, config.max_position_embeddings);
         let task = Task::Vectors(Modules::mean(config.hidden_size));
-        let architecture = Architectures::bert(config);
+        let architecture = Architectures::bert(config).into();
         Self { weights: Weights::Seeded(seed), architecture, task, tokenizer, kind: "bert".into() }
     }
 
