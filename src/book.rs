@@ -16,6 +16,7 @@ pages! {
     Shapes "docs/howto/shapes.md"
     Weights "docs/howto/weights.md"
     Generation "docs/howto/generation.md"
+    Serving "docs/howto/serving.md"
     State "docs/howto/state.md"
     Threads "docs/howto/threads.md"
     Gpus "docs/howto/gpus.md"
