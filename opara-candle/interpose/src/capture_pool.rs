@@ -22,6 +22,8 @@ pub struct CapturePool {
 pub enum CapturedWork {
     /// It is recorded and runs, too: tensors that a module keeps hold what it computed.
     Runs,
+    /// The same, and older tensors that the module drops stay until the recorded calls are dropped.
+    RunsAndHolds,
     /// It is recorded only: nothing is in the memory that it writes.
     IsRecorded,
 }
@@ -62,7 +64,12 @@ impl CapturePool {
 
     /// Does work that is captured run, too?
     pub(crate) fn runs(&self) -> bool {
-        self.work == CapturedWork::Runs
+        self.work != CapturedWork::IsRecorded
+    }
+
+    /// Do older tensors that are dropped stay, and may the module keep new ones?
+    pub fn holds(&self) -> bool {
+        self.work == CapturedWork::RunsAndHolds
     }
 }
 

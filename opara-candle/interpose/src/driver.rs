@@ -234,9 +234,11 @@ super::interpose! {
     /// Frees, and notifies watchers of the allocation.
     fn cuMemFreeAsync(address: CUdeviceptr, stream: CUstream) -> CUresult, missing MISSING;
     |next| {
-        watch::freed(address);
-        thread_capture::freed(address);
         let stream = device_stream_for(stream.cast()).cast();
+        if !thread_capture::freed(address, stream) {
+            return SUCCESS;
+        }
+        watch::freed(address);
         frees::before_free(address, stream);
         // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
         let status = unsafe { next(address, stream) };

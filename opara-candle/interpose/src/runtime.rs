@@ -193,10 +193,13 @@ macro_rules! allocations {
             /// Frees.
             fn $free(address: *mut c_void, stream: *mut c_void) -> c_int, missing MISSING;
             |next| {
+                let on = device_stream_for(stream);
+                if !thread_capture::freed(address as u64, stream_of(on, $per_thread).cast()) {
+                    return c_int::SUCCESS;
+                }
                 watch::freed(address as u64);
-                thread_capture::freed(address as u64);
                 // SAFETY: the arguments are the caller's, but for the stream, which is of the same context.
-                unsafe { next(address, device_stream_for(stream)) }
+                unsafe { next(address, on) }
             }
         }
     )*};

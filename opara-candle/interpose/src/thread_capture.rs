@@ -11,6 +11,7 @@ use hashbrown::HashSet;
 
 use super::capture_pool::CapturePool;
 use super::error::Refusal;
+use super::held::Held;
 use super::library_call::LibraryCall;
 use super::ongoing::{Capturing, InCall, Ongoing};
 use super::private_stream::PrivateStream;
@@ -37,6 +38,8 @@ pub(crate) struct ThreadCapture {
     pool: Option<CUmemoryPool>,
     /// Does captured work run, too?
     pub runs: bool,
+    /// Do older tensors stay that it drops?
+    holds: bool,
     /// Addresses of the allocations of this capture that are not freed yet.
     live: HashSet<CUdeviceptr>,
 }
@@ -53,6 +56,8 @@ pub struct Recorded {
     pub memory: Vec<MemoryEvent>,
     /// Number of frees of older allocations.
     pub dropped: usize,
+    /// Older allocations whose frees are put off.
+    pub held: Held,
     /// Library calls, in order.
     pub library_calls: Vec<LibraryCall>,
 }
@@ -127,6 +132,7 @@ pub(crate) fn capture<T>(
         scope,
         pool: pool.map(CapturePool::raw),
         runs: pool.is_some_and(CapturePool::runs),
+        holds: pool.is_some_and(CapturePool::holds),
         live: HashSet::new(),
     };
     let result = during(&mut capture, f);
@@ -196,13 +202,17 @@ impl ThreadCapture {
         status
     }
 
-    /// Records a free.
-    fn freed(&mut self, address: CUdeviceptr) {
+    /// Records a free on a stream. Is it to be made now?
+    fn freed(&mut self, address: CUdeviceptr, stream: CUstream) -> bool {
         if self.live.remove(&address) {
             self.note(address, MemoryEventKind::Freed);
+        } else if address != 0 && self.holds {
+            self.recorded.held.hold(address, stream);
+            return false;
         } else if address != 0 {
             self.recorded.dropped += 1;
         }
+        true
     }
 
     fn note(&mut self, address: CUdeviceptr, kind: MemoryEventKind) {
@@ -277,9 +287,9 @@ pub(crate) fn allocate(target: *mut CUdeviceptr, bytes: usize, stream: *mut c_vo
     with(|capture| capture.allocate(target, bytes, stream.cast(), library))
 }
 
-/// Records a free, if this thread captures.
-pub(crate) fn freed(address: CUdeviceptr) {
-    with(|capture| capture.freed(address));
+/// Records a free, if this thread captures. Is it to be made now?
+pub(crate) fn freed(address: CUdeviceptr, stream: CUstream) -> bool {
+    with(|capture| capture.freed(address, stream)).unwrap_or(true)
 }
 
 /// On a capturing thread the private stream, or `None` if `stream` is not the captured one. On other threads `stream`.

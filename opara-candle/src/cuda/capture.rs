@@ -6,7 +6,7 @@ use candle::Device;
 use parking_lot::Mutex;
 
 use super::driver::{CapturePool, Pointer, Stream};
-use super::graph_to_trace::read;
+use super::graph_to_trace::{read, Read};
 use super::launches::Launches;
 use super::pass::{self, OutputSpec, Pass};
 use crate::arguments::Rerun;
@@ -23,6 +23,8 @@ pub(super) struct Capture {
     pub inputs: usize,
     /// Address and buffer of each older allocation that the pass uses.
     pub external: Vec<(u64, BufferId)>,
+    /// Address and buffer of each allocation that the module keeps, where it may.
+    pub kept: Vec<(u64, BufferId)>,
     /// Address and size of each older allocation that the pass writes.
     pub written: Vec<(u64, u64)>,
     /// Shapes and dtypes of the outputs.
@@ -81,10 +83,10 @@ impl Capture {
 
     /// The same capture once more: what replaces launches of one leaves the other as it is.
     pub fn duplicate(&self) -> Self {
-        let Self { trace, launches, inputs, external, written, outputs } = self;
+        let Self { trace, launches, inputs, external, kept, written, outputs } = self;
         let (trace, launches) = (trace.clone(), Mutex::new(launches.lock().clone()));
-        let (external, written, outputs) = (external.clone(), written.clone(), outputs.clone());
-        Self { trace, launches, inputs: *inputs, external, written, outputs }
+        let (external, kept, written, outputs) = (external.clone(), kept.clone(), written.clone(), outputs.clone());
+        Self { trace, launches, inputs: *inputs, external, kept, written, outputs }
     }
 
     /// The address of each allocation from before the pass that it uses.
@@ -117,7 +119,13 @@ pub(super) fn capture(
     loop {
         let pass = pass::run(stream, pool, function, arguments, &copied)?;
         match read(stream, arguments.arguments(), inputs, &pass)? {
-            Ok((trace, of, external)) => {
+            Ok(Read { trace, launches: of, external, kept }) => {
+                if !kept.is_empty() && !pool.holds() {
+                    let (count, bytes) = (kept.len(), kept.iter().map(|&(_, id)| trace.buffers[id].bytes).sum::<u64>());
+                    return Err(Error::stateful(format!(
+                        "the module keeps {count} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call"
+                    )));
+                }
                 let Pass { outputs, graph, .. } = pass;
                 let is_written =
                     |id| trace.ops.iter().flat_map(|op| &op.accesses).any(|a| a.buffer == id && a.mode.writes());
@@ -125,7 +133,7 @@ pub(super) fn capture(
                 let written = written.map(|&(start, id)| (start, trace.buffers[id].bytes)).collect();
                 let launches =
                     Mutex::new(Launches { of, graphs: vec![Arc::new(Mutex::new(graph))], kernels: Vec::new() });
-                return Ok(Capture { trace, launches, inputs, external, written, outputs });
+                return Ok(Capture { trace, launches, inputs, external, kept, written, outputs });
             }
             Err(again) if again.iter().all(|i| copied.contains(i)) => {
                 let reason = format!("outputs {again:?} have no memory of their own on {:?}", device.location());

@@ -12,8 +12,16 @@ use crate::trace::{Access, AccessMode, Buffer, BufferId, Meaning, Op, Region, Ro
 use crate::{Error, Result};
 use opara_plan::kernel_catalog::KernelName;
 
-/// The trace, the launch of each op, and address and buffer of each allocation from before the pass.
-pub(super) type Read = (Trace, Vec<CapturedLaunch>, Vec<(u64, BufferId)>);
+/// What a captured graph is.
+pub(super) struct Read {
+    pub trace: Trace,
+    /// The launch of each op.
+    pub launches: Vec<CapturedLaunch>,
+    /// Address and buffer of each allocation from before the pass.
+    pub external: Vec<(u64, BufferId)>,
+    /// Address and buffer of each allocation that the module keeps.
+    pub kept: Vec<(u64, BufferId)>,
+}
 
 /// Converts a captured graph of a pass on these arguments, of which the first are `inputs`, the others state. The inner `Err` lists outputs that another capture must copy, since they have no allocation of
 /// their own.
@@ -82,14 +90,6 @@ pub(super) fn read(
             }
         }
     }
-    if !unfreed.is_empty() {
-        let bytes: u64 = unfreed.values().map(|&id| memory.buffers[id].bytes).sum();
-        let reason = format!(
-            "the module keeps {} tensors ({bytes} bytes) that it made in `forward`, so its state changes from call to call",
-            unfreed.len()
-        );
-        return Err(Error::stateful(reason));
-    }
     if graph.dropped() > 0 {
         // Another thread may have replaced a tensor that the module was using.
         let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
@@ -111,7 +111,12 @@ pub(super) fn read(
     }
     trace.buffers = memory.buffers;
     trace.peak_bytes = memory.peak;
-    Ok(Ok((trace, launches, memory.external.into_iter().collect())))
+    Ok(Ok(Read {
+        trace,
+        launches,
+        external: memory.external.into_iter().collect(),
+        kept: unfreed.into_iter().collect(),
+    }))
 }
 
 fn refused(reason: &str, label: &str) -> Error {

@@ -1,15 +1,14 @@
 //! A captured step of a module, as a rewritten graph.
 
-use std::any::Any;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
 use candle::{DType, Tensor};
-use opara_plan::rewrite::{Graph, Growth, Source, Standing};
+use opara_plan::rewrite::{Graph, Growth, Inputs, Output, Source, Standing, Value};
 use parking_lot::Mutex;
 
-use super::texts::{Text, Texts};
+use super::texts::{Past, Text, Texts};
 use crate::backend::Function;
 use crate::cuda::{Place, WholePass};
 use crate::panics::caught;
@@ -24,9 +23,9 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// A capture, rewritten.
-    pub fn of(pass: &WholePass, standing: &Standing, length: usize) -> Result<Self> {
-        let changed = standing.applied(&pass.graph);
+    /// A capture, rewritten, which also gives these states.
+    pub fn of(pass: &WholePass, standing: &Standing, states: &[(usize, Value)], length: usize) -> Result<Self> {
+        let changed = standing.applied(&with_states(pass, states));
         let (graph, _) =
             changed.ok_or_else(|| refused(&format!("behind {length} tokens other launches are rewritten")))?;
         Ok(Self::rewritten(graph, pass, length))
@@ -34,7 +33,8 @@ impl Known {
 
     /// A capture of which this is the rewritten graph.
     pub fn rewritten(graph: Graph, pass: &WholePass, length: usize) -> Self {
-        Self { length, graph, overwritten: pass.overwritten.clone(), places: pass.places.clone() }
+        let overwritten = pass.overwritten.iter().map(|(input, _)| *input).collect();
+        Self { length, graph, overwritten, places: pass.places.clone() }
     }
 
     /// Says where the first pass had the numbers that this one has elsewhere. A model that is made anew has tables of its own.
@@ -49,29 +49,41 @@ impl Known {
             }
             let Some(own) = pass.copied(at)? else { continue };
             if own.elem_count() == numbers.elem_count() && own.dtype() == numbers.dtype() && are_equal(&own, numbers)? {
-                *place = *of;
+                place.clone_from(of);
             }
         }
         Ok(self)
     }
 
     /// What two captures have in common.
-    pub fn and(&self, other: &Self) -> Result<Growth> {
+    pub fn and(&self, other: &Self, inputs: &Inputs) -> Result<Growth> {
         let [a, b] = if self.length < other.length { [self, other] } else { [other, self] };
-        let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64]);
+        let growth = Growth::of([&a.graph, &b.graph], [a.length as u64, b.length as u64], inputs);
         let growth = growth.map_err(|why| refused(&why))?;
         for of in [a, b] {
             growth.explains(&of.overwritten).map_err(|why| refused(&why))?;
         }
         let is_weight = |source: &Source| match *source {
             Source::Recorded(at) | Source::Row { table: at, .. } => a.places.get(at) == b.places.get(at),
-            Source::Position | Source::Cache(_) => true,
+            _ => true,
         };
         match growth.sources.iter().all(is_weight) {
             true => Ok(growth),
             false => Err(refused("it reads other weights at another length, or makes a table anew at each step")),
         }
     }
+}
+
+/// The graph of a pass, which also gives what it leaves as states.
+pub(super) fn with_states(pass: &WholePass, states: &[(usize, Value)]) -> Graph {
+    let mut graph = pass.graph.clone();
+    // The others stay as they were.
+    for &(_, value) in
+        states.iter().filter(|(_, value)| matches!(value, Value::Node(at) if *at < pass.graph.nodes.len()))
+    {
+        graph.outputs.push(Output { value, buffer: graph.outputs.len() });
+    }
+    graph
 }
 
 /// Where a first pass has the numbers that its steps read, and what they are, of models that are made anew.
@@ -86,9 +98,11 @@ impl First {
         Self { places: pass.places.clone(), numbers: inputs.iter().cloned().map(Some).collect() }
     }
 
-    /// Forgets the keys and values: each text has its own.
-    pub fn forget_caches(&mut self, growth: &Growth) {
-        for at in growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]) {
+    /// Forgets what each text has of its own.
+    pub fn forget_texts(&mut self, growth: &Growth) {
+        let caches = growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]);
+        let grown = growth.grown.iter().map(|of| of.input);
+        for at in caches.chain(grown).chain(growth.states.iter().copied()) {
             self.numbers.get_mut(at).map(Option::take);
         }
     }
@@ -99,13 +113,13 @@ pub(super) fn are_equal(a: &Tensor, b: &Tensor) -> candle::Result<bool> {
     Ok(a.ne(b)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()? == 0.)
 }
 
-/// A capture. Where each text's model is made anew, with the models that it ran on, which alone have their caches.
-pub(super) struct Captured {
+/// A capture, with the text before it, which may be all that still has the tensors that it read.
+pub(super) struct Captured<M> {
     pass: WholePass,
-    _models: Box<dyn Any + Send>,
+    _before: Past<M>,
 }
 
-impl Deref for Captured {
+impl<M> Deref for Captured<M> {
     type Target = WholePass;
 
     fn deref(&self) -> &WholePass {
@@ -113,46 +127,44 @@ impl Deref for Captured {
     }
 }
 
-/// Captures a step behind a text of `length` tokens, on a copy of it.
+/// Captures a step behind a text of `length` tokens; the text goes on with it.
 ///
-/// A capture that is repeated runs the step again, on a copy of its own. Copies are made before, since making one may launch kernels.
-/// A clone is dropped inside of the capture, with the caches that the step gave it: the text keeps those that the step read. A model
-/// that was made anew has these alone, and is kept. If the step gave it new caches, they outlive the capture, which is refused.
+/// A capture that is repeated runs the step again, on another model with the same text. Those are made before, since making one may
+/// launch kernels.
 pub(super) fn captured<M: Send + 'static>(
     texts: &Texts<M>,
-    text: &Text<M>,
+    text: Text<M>,
     token: &Tensor,
     length: usize,
-) -> Result<Captured> {
-    let mut result = Err(refused("its capture is repeated again and again"));
-    for copies in [1, 2, 6] {
+) -> Result<(Captured<M>, Text<M>)> {
+    let (before, mut first) = (text.past(texts)?, Some(text));
+    for models in [1, 2, 6] {
         let forward = texts.forward().clone();
-        let copies = (0..copies).map(|_| Ok(texts.copy(text)?.model)).collect::<Result<Vec<M>>>()?;
-        let (models, runs) = (Arc::new(Mutex::new((copies, Vec::new()))), Arc::new(AtomicBool::new(false)));
-        let (left, is_short, is_made) = (models.clone(), runs.clone(), texts.is_made());
+        let mut left = Vec::with_capacity(models);
+        for _ in 0..models {
+            left.push(first.take().map_or_else(|| texts.of(&before), Ok)?);
+        }
+        let (texts_left, is_short) = (Arc::new(Mutex::new((left, None))), Arc::new(AtomicBool::new(false)));
+        let (of, short) = (texts_left.clone(), is_short.clone());
         let function: Function = Arc::new(move |x: &[Tensor]| {
-            let Some(mut model) = left.lock().0.pop() else {
-                is_short.store(true, Ordering::Relaxed);
-                candle::bail!("no copy of the model is left")
+            let Some(mut text) = of.lock().0.pop() else {
+                short.store(true, Ordering::Relaxed);
+                candle::bail!("no model is left")
             };
-            let logits = caught(|| Ok(vec![forward(&mut model, &x[0], length)?]));
-            if is_made {
-                left.lock().1.push(model);
-            }
+            let logits = caught(|| Ok(vec![forward(&mut text.model, &x[0], length)?]));
+            of.lock().1 = Some(text);
             Ok(logits?)
         });
-        let pass = WholePass::of(&function, std::slice::from_ref(token)).map_err(|error| match error {
-            Error::Stateful { reason, .. } if texts.is_made() => {
-                refused(&format!("a model that is not cloned gets new caches at each step: {reason}"))
-            }
-            error => error,
-        });
-        result = pass.map(|pass| Captured { pass, _models: Box::new(models) });
-        if !runs.load(Ordering::Relaxed) {
-            break;
+        let pass = WholePass::of(&function, std::slice::from_ref(token));
+        if is_short.load(Ordering::Relaxed) {
+            continue;
         }
+        let pass = pass?;
+        let text = texts_left.lock().1.take();
+        let text = text.ok_or_else(|| refused("its step was not called"))?;
+        return Ok((Captured { pass, _before: before }, text.with(texts, token, length)));
     }
-    result
+    Err(refused("its capture is repeated again and again"))
 }
 
 /// That steps are not replayed, for this reason.

@@ -1,11 +1,15 @@
 //! `DecoderExecutor`: replays the steps of a decoder whose cache grows with the text.
 
 #[cfg(feature = "cuda")]
+mod counted;
+#[cfg(feature = "cuda")]
 mod earlier;
 #[cfg(feature = "cuda")]
 mod known;
 #[cfg(feature = "cuda")]
 mod others;
+#[cfg(feature = "cuda")]
+mod sources;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
 mod texts;
@@ -167,7 +171,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     /// Adds tokens `(1, n)` to the text and returns what the module returns for them. `position` says how many tokens there are before
     /// them; at 0 another text begins.
     ///
-    /// A step of one token is replayed. The first one after a prompt also captures the module's own step and copies its cache. Some modules
+    /// A step of one token is replayed; several tokens behind a replayed text are as many steps. The first one after a prompt also captures the module's own step and copies its cache. Some modules
     /// leave their cache in another form behind a prompt than behind a step (candle-transformers' Llama, Phi-3): they make the first step
     /// themselves, and replays take over at the second one.
     ///
@@ -194,16 +198,20 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         if self.is_broken {
             return Err(DecoderError::Broken.into());
         }
-        if self.is_replayed && count > 1 {
-            return Err(DecoderError::Several { tokens: count }.into());
-        }
         self.length = position;
         if count == 1 && position > 1 {
             self.take_over(tokens)?;
         }
         self.is_broken = true;
         let logits = match (&mut self.step, &mut self.text) {
-            (Some(step), _) if self.is_replayed => step.step(tokens)?,
+            (Some(step), _) if self.is_replayed && count == 1 => step.step(tokens)?,
+            (Some(step), _) if self.is_replayed => match step.steps(tokens)? {
+                Some(logits) => logits,
+                None => {
+                    self.is_broken = false;
+                    return Err(DecoderError::Several { tokens: count }.into());
+                }
+            },
             (_, Some(text)) => self.texts.add(text, tokens, position)?,
             (_, None) => return Err(DecoderError::Position { expected: 0, got: position }.into()),
         };

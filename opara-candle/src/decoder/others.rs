@@ -21,7 +21,8 @@ pub(super) fn others(
     logits: usize,
 ) -> Result<Vec<Vec<Tensor>>> {
     // The later pass does not read them, or this one overwrites a part of them.
-    let is_cache = |at: usize| pass.overwritten.contains(&at) || later.places.get(at) != Some(&pass.places[at]);
+    let is_overwritten = |at: usize| pass.overwritten.iter().any(|(input, _)| *input == at);
+    let is_cache = |at: usize| is_overwritten(at) || later.places.get(at) != Some(&pass.places[at]);
     let is_kept =
         |&at: &usize| is_cache(at) && matches!(pass.places[at], Place::Memory(_)) && inputs[at].dtype().is_float();
     let caches: Vec<usize> = (0..inputs.len()).filter(is_kept).collect();

@@ -2,31 +2,38 @@
 
 use std::sync::Arc;
 
-use candle::{DType, Shape, Tensor};
-use opara_plan::rewrite::{Cache, Graph, Growth, Input, Source, Standing};
+use candle::{DType, Tensor};
+use opara_plan::rewrite::{Growth, Inputs, Standing, Value};
 
-use super::earlier::{check_kept, check_turns, Earlier};
-use super::known::{captured, or_refused, refused, Captured, First, Known};
+use super::counted::Counted;
+use super::earlier::{check_turns, Earlier};
+use super::known::{captured, or_refused, refused, with_states, First, Known};
 use super::others::others;
+use super::sources::{empty_text, Common};
 use super::texts::{Text, Texts};
 use crate::arguments::write;
 use crate::builder::Builder;
-use crate::cuda::{Place, WholePass};
+use crate::cuda::WholePass;
 use crate::environment::Environment;
 use crate::report::{Mode, Report};
 use crate::rewrite::accuracy::near;
-use crate::rewrite::choice::{choose_usable, Choice};
-use crate::rewrite::evaluate::{arranged_bytes, evaluate, Arithmetic, Numbers};
+use crate::rewrite::choice::{choose_usable, unchanged, Choice};
 use crate::rewrite::set::Set;
 use crate::step::StepExecutor;
-use crate::{ops, Error, Result};
+use crate::{Error, Result};
 
-/// A step that is replayed, and the caches that it writes.
+/// A step that is replayed, and the text that it goes on with.
 pub(super) struct Step {
     executor: StepExecutor<Vec<Tensor>>,
-    /// The position, then a cache for each attention.
-    state: Vec<Tensor>,
+    /// The position, a cache for each attention, what else grows, and the states.
+    text: Vec<Tensor>,
     growth: Growth,
+    inputs: Inputs,
+    counted: Vec<Counted>,
+    /// The dimension of the logits of several tokens, if there are logits of each; `None` if those of the last one are all. The outer
+    /// `None` says that it is another one.
+    each: Option<Option<usize>>,
+    states: Vec<(usize, Value)>,
     /// The rules by which every capture is rewritten.
     standing: Standing,
     of_first: First,
@@ -56,88 +63,110 @@ impl Step {
         let tokens = example.dim(1)?;
         let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
         // After a step, caches are as steps leave them.
+        let of_prompt = texts.add(&mut texts.fresh()?, example, 0)?;
         let behind = |prompt: &Tensor| -> Result<(Text<M>, usize)> {
             let (mut text, tokens) = (texts.fresh()?, prompt.dim(1)?);
             texts.add(&mut text, prompt, 0)?;
             texts.add(&mut text, &token, tokens)?;
             Ok((text, tokens + 1))
         };
-        // Keeps the caches that the first pass reads.
-        let (before, length) = behind(example)?;
-        let mut text = texts.copy(&before)?;
-        let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
-        let pass = captured(texts, &text, &token, length)?;
-        let inputs = inputs(&pass, &token)?;
-        let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
-        texts.add(&mut text, &token, length)?;
+        let (text, length) = behind(example)?;
         let last = length + 1;
-        let later = captured(texts, &text, &token, last)?;
-        let others = others([&pass, &later], &inputs, example, logits.elem_count())?;
-        let chosen = Set::new(&pass.graph, inputs.clone(), vec![logits.flatten_all()?])
-            .and_then(|set| set.and_on(&pass.graph, others))
-            .map_err(Error::from)
-            .and_then(|set| choose_usable(&pass.graph, &without, &[set], |_, _| Ok(Ok(()))));
-        let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
-        let (Choice { graph, standing, compared, notes, .. }, ()) = chosen.map_err(|why| refused(&why))?;
-        let first = Known::rewritten(graph, &pass, length);
-        let mut of_first = if texts.is_made() { First::of(&pass, &inputs) } else { First::default() };
-        let known = |pass: &Captured, length| Known::of(pass, &standing, length)?.placed_like(&of_first, pass);
-
-        let second = known(&later, last)?;
-        // A rule that stays out may be what would explain a difference.
-        let short = first.and(&second).map_err(|error| match (error, &notes[..]) {
-            (Error::NotCapturable { reason }, [_, ..]) => refused(&format!("{reason}; {}", notes.join("; "))),
-            (error, _) => error,
-        })?;
-        check_kept(&short, (&pass, &first), (&later, &second))?;
-        drop(before);
-        // The longest text: what the host decides by the length is to be the same there.
+        let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
+        let (pass, text) = captured(texts, text, &token, length)?;
+        // Later passes write to the same memory, if it is in place.
+        let inputs = inputs(&pass, &token)?;
+        // Steps that are replayed go on with it.
+        let near_text = texts.copy(&text)?;
+        let (later, _) = captured(texts, text, &token, last)?;
+        // The longest text: what the host decides by the length is to be the same there. Two steps in a row show what one leaves to the
+        // next, and whether a cache that is full overwrites its oldest token.
         let long = || -> Result<(Text<M>, usize)> {
             let ids = example.to_dtype(DType::U32)?.to_vec2::<u32>()?.concat();
             let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 3), example.device())?;
             behind(&ids.unsqueeze(0)?.to_dtype(example.dtype())?)
         };
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
-        let (longest, length) = long().map_err(|error| or_refused(error, &said))?;
-        let far_pass = captured(texts, &longest, &token, length)?;
-        // `text` still has the buffers of the first text.
-        if pass.overwritten.iter().any(|&input| far_pass.places.get(input) == Some(&pass.places[input])) {
+        let (text, far) = long().map_err(|error| or_refused(error, &said))?;
+        let (far_pass, text) = captured(texts, text, &token, far)?;
+        let (farthest_pass, _) = captured(texts, text, &token, far + 1)?;
+        if pass.overwritten.iter().any(|&(input, _)| far_pass.places.get(input) == Some(&pass.places[input])) {
             return Err(refused("clones of the model write to the same cache"));
         }
-        let far = known(&far_pass, length)?;
-        // One more step: two in a row show whether a cache that is full overwrites its oldest token. Of a text of its own, since a
-        // clone's step would overwrite a token of `longest`.
-        let (mut next, _) = long().map_err(|error| or_refused(error, &said))?;
-        texts.add(&mut next, &token, length)?;
-        let farthest_pass = captured(texts, &next, &token, length + 1)?;
-        let farthest = known(&farthest_pass, length + 1)?;
-        drop((next, farthest_pass));
-        let (at_far, growth) = (first.and(&far)?, first.and(&farthest)?);
-        if !short.agrees(&growth, last as u64) || !at_far.agrees(&growth, length as u64) {
-            return Err(refused(&format!("a step behind {length} tokens is another one than behind few")));
+        let next = pass.left_to(&later)?;
+        if far_pass.left_to(&farthest_pass)? != next {
+            return Err(refused(&format!(
+                "behind {far} tokens a step leaves other tensors to the next one than behind {length}"
+            )));
         }
-        check_turns(&growth, [&far, &farthest])?;
-        of_first.forget_caches(&growth);
+        let counted = Counted::of([&pass, &farthest_pass], [length, far + 1])?;
+        for (pass, length) in [(&later, last), (&far_pass, far)] {
+            check_counted(&counted, pass, length)?;
+        }
+        let known_inputs = Inputs {
+            capacity: capacity as u64,
+            outputs: pass.graph.outputs.len(),
+            next,
+            counted: counted.iter().map(Counted::plan).collect(),
+        };
+        let lengths = [length, last].map(|length| length as u64);
+        let states =
+            Growth::states([&pass.graph, &later.graph], lengths, &known_inputs).map_err(|why| refused(&why))?;
 
-        let state = state(&growth, capacity, &token)?;
-        let shape = pass.shapes.first().cloned().unwrap_or_else(|| Shape::from(()));
-        let of = Arc::new(Common {
-            sources: sources(&growth, inputs, &pass, capacity)?,
-            graph: growth.graph.clone(),
-            shape,
-        });
+        let graph = with_states(&pass, &states);
+        let mut outputs = vec![logits.flatten_all()?];
+        for (input, _) in states.iter().filter(|(_, value)| matches!(value, Value::Node(_))) {
+            outputs.extend(later.copied(*input)?);
+        }
+        let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
+        let others = others([&pass, &later], &inputs, example, logits.elem_count())?;
+        let chosen = Set::new(&graph, inputs.clone(), outputs)
+            .and_then(|set| set.and_on(&graph, others))
+            .map_err(Error::from)
+            .and_then(|set| match choose_usable(&graph, &without, std::slice::from_ref(&set), |_, _| Ok(Ok(())))? {
+                Ok((choice, ())) => Ok(Ok(choice)),
+                Err(why) => Ok(unchanged(&graph, &[set], why)?),
+            });
+        let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
+        let Choice { graph, standing, compared, notes, .. } = chosen.map_err(|why| refused(&why))?;
+        let first = Known::rewritten(graph, &pass, length);
+        let mut of_first = if texts.is_made() { First::of(&pass, &inputs) } else { First::default() };
+        let known =
+            |pass: &WholePass, length| Known::of(pass, &standing, &states, length)?.placed_like(&of_first, pass);
+        let second = known(&later, last)?;
+        // A rule that stays out may be what would explain a difference.
+        let short = first.and(&second, &known_inputs).map_err(|error| match (error, &notes[..]) {
+            (Error::NotCapturable { reason }, [_, ..]) => refused(&format!("{reason}; {}", notes.join("; "))),
+            (error, _) => error,
+        })?;
+        let (at_far, at_farthest) = (known(&far_pass, far)?, known(&farthest_pass, far + 1)?);
+        let (long_growth, growth) = (first.and(&at_far, &known_inputs)?, first.and(&at_farthest, &known_inputs)?);
+        if !short.agrees(&growth, last as u64) || !long_growth.agrees(&growth, far as u64) {
+            return Err(refused(&format!("a step behind {far} tokens is another one than behind few")));
+        }
+        check_turns(&growth, [&at_far, &at_farthest])?;
+        of_first.forget_texts(&growth);
+        drop((far_pass, farthest_pass, later));
+
+        let text = empty_text(&growth, &pass, capacity, &token)?;
+        let of = Arc::new(Common::new(&growth, inputs, &pass, &counted, capacity)?);
         // What is computed of weights alone, such as several beside each other, is computed once.
         builder.0.settings.constant_room += of.bytes();
         let executor = builder.build_step(
-            move |x: &[Tensor], state: &Vec<Tensor>| of.step(x, state),
+            move |x: &[Tensor], text: &Vec<Tensor>| of.step(x, text),
             std::slice::from_ref(&token),
-            &state,
+            &text,
         )?;
         if executor.report().mode == Mode::Eager {
             return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
         }
-        let mut step = Self { executor, state, growth, standing, of_first, known: [first, second], capacity };
-        for (mut text, length) in [(longest, length), (text, last)] {
+        drop(pass);
+        let (inputs, known) = (known_inputs, [first, second]);
+        let each = each_of(of_prompt.dims(), logits.dims(), tokens);
+        let mut step =
+            Self { executor, text, growth, inputs, counted, each, states, standing, of_first, known, capacity };
+        let (far_text, _) = long()?;
+        for (mut text, length) in [(far_text, far), (near_text, last)] {
             step.take_over(texts, &text, &token, length)?;
             // Two steps, if there is room: the second one reads what the first one has appended.
             for at in length..capacity.min(length + 2) {
@@ -164,81 +193,60 @@ impl Step {
         token: &Tensor,
         length: usize,
     ) -> Result<()> {
-        let pass = captured(texts, text, token, length)?;
-        let now = Known::of(&pass, &self.standing, length)?.placed_like(&self.of_first, &pass)?;
+        let (pass, _) = captured(texts, texts.copy(text)?, token, length)?;
+        let now = Known::of(&pass, &self.standing, &self.states, length)?.placed_like(&self.of_first, &pass)?;
         let [first, second] = &self.known;
         let other = if first.length == length { second } else { first };
-        if !now.and(other)?.agrees(&self.growth, length.max(other.length) as u64) {
+        check_counted(&self.counted, &pass, length)?;
+        let is_same = now.and(other, &self.inputs)?.agrees(&self.growth, length.max(other.length) as u64);
+        if !is_same || !pass.leaves(&self.inputs.next) {
             return Err(refused(&format!(
                 "the step behind {length} tokens is another one than the decoder was built for"
             )));
         }
-        for (cache, to) in self.growth.caches.iter().zip(&self.state[1..]) {
-            let [keys, values] = [cache.keys, cache.values].map(|of| Earlier::of(&pass, &now, of, cache));
+        let Growth { caches, grown, states, .. } = &self.growth;
+        let (of_caches, others) = self.text[1..].split_at(caches.len());
+        let (of_grown, of_states) = others.split_at(grown.len());
+        for (cache, to) in caches.iter().zip(of_caches) {
+            let [keys, values] = [cache.keys, cache.values].map(|of| Earlier::of_cache(&pass, &now, of, cache));
             let (keys, values) = (keys?, values?);
             let both = Tensor::stack(&[keys.tokens, values.tokens], 0)?.unsqueeze(0)?;
             // What is left of another text may be infinite, and operators that read all places multiply it by zero.
             write(to, &to.zeros_like()?)?;
             to.slice_set(&both.contiguous()?, 3, keys.first)?;
         }
-        Ok(write(&self.state[0], &Tensor::new(&[length as u32], token.device())?)?)
+        for (of, to) in grown.iter().zip(of_grown) {
+            let earlier = Earlier::of(&pass, &now, of.input, [of.rows, of.step].map(|n| n as usize), of.window)?;
+            write(to, &to.zeros_like()?)?;
+            to.slice_set(&earlier.tokens, 1, earlier.first)?;
+        }
+        for (&input, to) in states.iter().zip(of_states) {
+            write(to, &pass.copied(input)?.ok_or_else(|| refused("its state is an argument"))?)?;
+        }
+        Ok(write(&self.text[0], &Tensor::new(&[length as u32], token.device())?)?)
+    }
+
+    /// Adds tokens, one after the other, to the text that was taken over; `None` if it is not known how their logits lie.
+    pub fn steps(&mut self, tokens: &Tensor) -> Result<Option<Tensor>> {
+        let Some(each) = self.each else { return Ok(None) };
+        let mut logits = Vec::new();
+        for at in 0..tokens.dim(1)? {
+            logits.push(self.step(&tokens.narrow(1, at, 1)?.force_contiguous()?)?);
+        }
+        Ok(match each {
+            Some(dim) => Some(Tensor::cat(&logits, dim)?),
+            None => logits.pop(),
+        })
     }
 
     /// Adds a token to the text that was taken over.
     pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
-        let outputs = self.executor.step(std::slice::from_ref(token), &mut self.state)?;
+        let outputs = self.executor.step(std::slice::from_ref(token), &mut self.text)?;
         outputs.into_iter().next().ok_or_else(|| Error::Internal { message: "a step gave no logits".into() })
     }
 
     pub fn report(&self) -> Report {
         self.executor.report()
-    }
-}
-
-/// The common step: what it computes, and of what.
-struct Common {
-    graph: Graph,
-    sources: Vec<From>,
-    /// Of the logits.
-    shape: Shape,
-}
-
-/// An input of the common step.
-enum From {
-    Weight(Tensor),
-    Argument(usize),
-    Position,
-    Cache(usize),
-    /// The first elements of a row of a table of two dimensions.
-    Row(Tensor, usize),
-}
-
-impl Common {
-    /// Bytes of the weights, in the order that operators need.
-    fn bytes(&self) -> u64 {
-        let of = |(from, input): (&From, &Input)| match from {
-            From::Weight(weight) => {
-                arranged_bytes(input.element, (weight.elem_count() * weight.dtype().size_in_bytes()) as u64)
-            }
-            _ => 0,
-        };
-        self.sources.iter().zip(&self.graph.inputs).map(of).sum()
-    }
-
-    /// The logits of one token; the state has its keys and values then.
-    fn step(&self, x: &[Tensor], state: &[Tensor]) -> candle::Result<Vec<Tensor>> {
-        let position = &state[0];
-        let input = |from: &From| match from {
-            From::Weight(weight) => Ok(weight.clone()),
-            From::Argument(at) => Ok(x[*at].clone()),
-            From::Position => Ok(position.clone()),
-            From::Cache(at) => Ok(state[1 + at].clone()),
-            From::Row(table, elements) => table.index_select(position, 0)?.narrow(1, 0, *elements)?.contiguous(),
-        };
-        let inputs = self.sources.iter().map(input).collect::<candle::Result<Vec<_>>>()?;
-        let outputs = evaluate(&self.graph, &inputs, Arithmetic::Typed, Numbers::All)?;
-        ops::advance(position, 1)?;
-        outputs.into_iter().map(|logits| logits.reshape(&self.shape)).collect()
     }
 }
 
@@ -248,35 +256,27 @@ fn inputs(pass: &WholePass, token: &Tensor) -> Result<Vec<Tensor>> {
     (0..pass.places.len()).map(input).collect()
 }
 
-/// What the inputs of the common graph are.
-fn sources(growth: &Growth, inputs: Vec<Tensor>, pass: &WholePass, capacity: usize) -> Result<Vec<From>> {
-    let source = |(at, source): (usize, &Source)| match *source {
-        Source::Position => Ok(From::Position),
-        Source::Cache(at) => Ok(From::Cache(at)),
-        Source::Recorded(input) => Ok(match pass.places[input] {
-            Place::Argument(at) => From::Argument(at),
-            Place::Memory(_) => From::Weight(inputs[input].clone()),
-        }),
-        Source::Row { table, first, between } => {
-            let (table, first, between) = (&inputs[table], first as usize, between as usize);
-            let rows = (table.elem_count() - first) / between;
-            if rows < capacity {
-                return Err(refused(&format!("the model has tables for {rows} positions, fewer than {capacity}")));
-            }
-            let rows = table.narrow(0, first, rows * between)?.reshape((rows, between))?.force_contiguous()?;
-            Ok(From::Row(rows, growth.graph.inputs[at].len as usize))
-        }
-    };
-    growth.sources.iter().enumerate().map(source).collect()
+/// The dimension along which a module gives logits of so many tokens, if it does not give those of the last one alone.
+fn each_of(several: &[usize], one: &[usize], tokens: usize) -> Option<Option<usize>> {
+    if several == one {
+        return Some(None);
+    }
+    let differs: Vec<usize> = (0..one.len()).filter(|&dim| several.get(dim) != Some(&one[dim])).collect();
+    match differs[..] {
+        [dim] if several.len() == one.len() && (one[dim], several[dim]) == (1, tokens) => Some(Some(dim)),
+        _ => None,
+    }
 }
 
-/// The state of a text without tokens.
-fn state(growth: &Growth, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>> {
-    let device = token.device();
-    let cache = |cache: &Cache| {
-        let [heads, size] = [cache.heads, cache.size].map(|n| n as usize);
-        Tensor::zeros((1, 2, heads, capacity, size), Arithmetic::Typed.dtype(cache.element), device)
-    };
-    let position = Tensor::zeros(1, DType::U32, device);
-    Ok(std::iter::once(position).chain(growth.caches.iter().map(cache)).collect::<candle::Result<_>>()?)
+/// Fails if a pass uploads other numbers than its position says.
+fn check_counted(counted: &[Counted], pass: &WholePass, length: usize) -> Result<()> {
+    for of in counted {
+        if !of.holds(pass, length)? {
+            return Err(refused(&format!(
+                "what the host uploads behind {length} tokens (input {}) does not follow from the position",
+                of.input
+            )));
+        }
+    }
+    Ok(())
 }

@@ -23,6 +23,10 @@ impl Step {
         match *self {}
     }
 
+    pub fn steps(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
+        match *self {}
+    }
+
     pub fn step(&mut self, _: &Tensor) -> Result<Tensor> {
         match *self {}
     }

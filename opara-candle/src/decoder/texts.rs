@@ -29,6 +29,35 @@ pub(super) struct Text<M> {
     read: Vec<(Tensor, usize)>,
 }
 
+/// A text, which another model can have.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+pub(super) enum Past<M> {
+    Cloned(Text<M>),
+    Read(Vec<(Tensor, usize)>),
+}
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+impl<M> Text<M> {
+    /// Its tokens so far.
+    ///
+    /// # Errors
+    /// None of a model that is cloned.
+    pub fn past(&self, texts: &Texts<M>) -> Result<Past<M>> {
+        match texts.is_made() {
+            true => Ok(Past::Read(self.read.clone())),
+            false => texts.copy(self).map(Past::Cloned),
+        }
+    }
+
+    /// The same, which has read these tokens, too.
+    pub fn with(mut self, texts: &Texts<M>, tokens: &Tensor, position: usize) -> Self {
+        if texts.is_made() {
+            self.read.push((tokens.clone(), position));
+        }
+        self
+    }
+}
+
 impl<M> Texts<M> {
     /// Clones of a model without a text.
     pub fn cloned(forward: Forward<M>, fresh: M) -> Self
@@ -67,20 +96,37 @@ impl<M> Texts<M> {
         Ok(logits)
     }
 
+    /// A model with a text from before.
+    ///
+    /// # Errors
+    /// Errors of [`copy`](Self::copy).
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
+    pub fn of(&self, past: &Past<M>) -> Result<Text<M>> {
+        match past {
+            Past::Cloned(text) => self.copy(text),
+            Past::Read(parts) => self.read(parts),
+        }
+    }
+
     /// Another model with the same text.
     ///
     /// # Errors
     /// Errors of [`fresh`](Self::fresh) and of [`add`](Self::add).
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "a CPU runs what it is given"))]
     pub fn copy(&self, text: &Text<M>) -> Result<Text<M>> {
-        if let Source::Cloned(_, clone) = &self.source {
-            return Ok(Text { model: clone(&text.model), read: Vec::new() });
+        match &self.source {
+            Source::Cloned(_, clone) => Ok(Text { model: clone(&text.model), read: Vec::new() }),
+            Source::Made(_) => self.read(&text.read),
         }
-        let mut copy = self.fresh()?;
-        for (tokens, position) in &text.read {
-            self.add(&mut copy, tokens, *position)?;
+    }
+
+    /// Another model that reads the same.
+    fn read(&self, parts: &[(Tensor, usize)]) -> Result<Text<M>> {
+        let mut text = self.fresh()?;
+        for (tokens, position) in parts {
+            self.add(&mut text, tokens, *position)?;
         }
-        Ok(copy)
+        Ok(text)
     }
 
     /// Is each text's model made anew? Then no other model shares its caches.

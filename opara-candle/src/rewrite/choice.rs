@@ -62,6 +62,17 @@ pub(crate) fn choose_usable<T>(
     Ok(Err(why))
 }
 
+/// The run as it is, on candle's operators: no rule stands, for a reason.
+///
+/// # Errors
+/// The inner one says why its results cannot be held against double precision.
+pub(crate) fn unchanged(graph: &Graph, sets: &[Set], why: String) -> Result<std::result::Result<Choice, String>> {
+    let all: Vec<&str> = RULES.iter().map(|rule| rule.name).collect();
+    let standing = Standing::new(&all, &Changes::default(), &[]);
+    let of = |compared| Choice { graph: graph.clone(), fits: Vec::new(), compared, notes: vec![why], standing };
+    Ok(judge(graph, (graph, &[]), sets)?.map(of))
+}
+
 /// Changes a graph by all rules that are not `without` and no less accurate than candle's. Norms are folded into convolutions of 16 bits
 /// only where any mean of what these read allows it. All are tried together then, and what [`Settling::search`] leaves of them.
 ///

@@ -4,6 +4,7 @@ use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
 use opara_plan::trace::{Function, Order, Window};
 
+use super::at_position::{appended, at_position};
 use super::attention::attention;
 use super::by_elements;
 use super::elementwise::{activation_of, binary, in_order, unary};
@@ -43,6 +44,11 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),
         Compute::CachedAttention { heads, size, scale, window } => {
             cached_attention(of, node, [*heads, *size], *scale, *window)
+        }
+        Compute::Appended { rows, step } => appended(of, node, [*rows, *step]),
+        Compute::AtPosition { compute: with, operands } => {
+            let node = &at_position(of, node, with, operands)?;
+            compute(of, node)
         }
     }
 }

@@ -318,6 +318,40 @@ pub enum Compute {
         /// How many of the latest tokens are seen, the new one included, if not all.
         window: Option<u64>,
     },
+    /// A new token appended to earlier ones, in place, at the position. Operands: the token, `(rows, 1, step)`, the earlier ones,
+    /// `(rows, room, step)`, and the position.
+    Appended {
+        /// Rows of the token.
+        rows: u64,
+        /// Elements of the token in each row.
+        step: u64,
+    },
+    /// What is computed of operands that depend on the position, which is the last operand.
+    AtPosition {
+        /// How.
+        compute: Box<Compute>,
+        /// How the operands of these indices depend on it.
+        operands: Vec<(usize, ByPosition)>,
+    },
+}
+
+/// How an operand depends on the position.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ByPosition {
+    /// Its first element is another one: this one at position 0, and so many behind it with each further token.
+    Moves {
+        /// The first element at position 0.
+        first: i64,
+        /// Elements from one position to the next.
+        step: i64,
+    },
+    /// Elements of places behind the new token count as this number.
+    EndsAs {
+        /// The dimension of places.
+        dim: usize,
+        /// The number.
+        number: f32,
+    },
 }
 
 /// What follows a product with quantised weights.

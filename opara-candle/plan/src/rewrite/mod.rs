@@ -5,25 +5,32 @@
 
 mod append;
 mod changes;
+mod common_step;
 mod errors;
 mod graph;
+mod growing;
 mod growth;
+mod heads;
 mod item;
 mod matched;
 mod merged;
 mod outcome;
+mod over_capacity;
+mod pairs;
 mod region;
 pub mod rules;
 mod scores;
+mod stretch;
 #[cfg(test)]
 mod tests;
 
 pub use changes::Changes;
 pub use errors::{Compared, Errors};
 pub use graph::{
-    strides_over, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision, Step, Value,
+    strides_over, ByPosition, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision, Step,
+    Value,
 };
-pub use growth::{Cache, Growth, Recorded, Source};
+pub use growth::{Cache, Counted, Grown, Growth, Inputs, Recorded, Source};
 pub use item::{first_item, Item};
 pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};

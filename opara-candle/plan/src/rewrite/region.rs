@@ -59,17 +59,20 @@ fn is_part(op: &Op) -> bool {
 /// The graph of all ops of a pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Whole {
-    /// The computation. Memory of the module counts as constant, a cache of earlier tokens, too.
+    /// The computation. Memory of the module counts as constant, a cache of earlier tokens, too, and so do uploads.
     pub graph: Graph,
-    /// The inputs of which the pass overwrites a part, or all: memory of the module. What it has then is no output of the graph.
-    pub overwritten: Vec<usize>,
+    /// The inputs of which the pass overwrites a part, or all: memory of the module. What it has then is no output of the graph, but this
+    /// value.
+    pub overwritten: Vec<(usize, Value)>,
+    /// The values of buffers that the module keeps, as far as they are followed.
+    pub kept: Vec<(BufferId, Value)>,
 }
 
-/// The graph of all ops of a trace, if each has a meaning.
+/// The graph of all ops of a trace, if each has a meaning. The module keeps some buffers of it.
 ///
 /// # Errors
-/// The first op that is not understood; or the number of ops, if what they leave behind is not.
-pub fn whole(trace: &Trace) -> Result<Whole, OpId> {
+/// The first op that is not understood; or the number of ops, if what they give is not.
+pub fn whole(trace: &Trace, kept: impl IntoIterator<Item = BufferId>) -> Result<Whole, OpId> {
     let users = trace.users();
     let last_users: Vec<Option<OpId>> = users.iter().map(|users| users.last().copied()).collect();
     let is_written = trace.written();
@@ -78,12 +81,19 @@ pub fn whole(trace: &Trace) -> Result<Whole, OpId> {
     if let Some(op) = (0..trace.ops.len()).find(|&op| run.take(op).is_none()) {
         return Err(op);
     }
-    let overwritten =
-        run.states.keys().filter(|&&buffer| run.is_memory(buffer)).map(|buffer| run.inputs[buffer]).collect();
-    let region = run.finish(0..trace.ops.len())?.filter(|region| region.kept.is_empty());
-    let mut graph = region.ok_or(trace.ops.len())?.graph;
-    graph.merge_constants();
-    Ok(Whole { graph, overwritten })
+    let memory: Vec<BufferId> = run.states.keys().copied().filter(|&buffer| run.is_memory(buffer)).collect();
+    let mut overwritten: Vec<_> =
+        memory.into_iter().filter_map(|buffer| Some((run.inputs[&buffer], run.left(buffer)?))).collect();
+    overwritten.sort_unstable_by_key(|(input, _)| *input);
+    let kept = kept.into_iter().filter_map(|buffer| Some((buffer, run.left(buffer)?))).collect();
+    let outputs = (0..trace.buffers.len()).filter(|&buffer| matches!(trace.buffers[buffer].role, Role::Output(_)));
+    for buffer in outputs {
+        let value = run.left(buffer).ok_or(trace.ops.len())?;
+        run.graph.outputs.push(Output { value, buffer });
+    }
+    run.graph.merge_constants();
+    let is_any = !run.graph.outputs.is_empty() && !run.graph.inputs.is_empty();
+    is_any.then_some(Whole { graph: run.graph, overwritten, kept }).ok_or(trace.ops.len())
 }
 
 /// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
@@ -174,7 +184,7 @@ impl<'a> Run<'a> {
         let Some(to) = &meaning.writes else { return Some(()) };
         let is_memory = self.is_whole && self.is_memory(to.buffer);
         let is_own = matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_));
-        if self.inputs.contains_key(&to.buffer) || !(is_own || is_memory) {
+        if self.inputs.contains_key(&to.buffer) && !is_memory || !(is_own || is_memory) {
             return None;
         }
         let is_all = to.first == 0 && to.is_contiguous() && to.end() == Some(trace.buffers[to.buffer].bytes);
@@ -271,7 +281,16 @@ impl<'a> Run<'a> {
             _ => return None,
         };
         let (before, end) = (part.first, part.first.checked_add(width).filter(|end| *end <= row)?);
-        let old = self.add_input(buffer, element);
+        let old = match self.states.get(&buffer) {
+            Some(State::Whole(value)) => *value,
+            _ => match self.inputs.get(&buffer) {
+                Some(&at) => Value::Input(at),
+                None => self.add_input(buffer, element),
+            },
+        };
+        if self.graph.element(old) != element {
+            return None;
+        }
         let of_old = |first, width| {
             let dims = vec![Dim { len: rows, stride: row }, Dim { len: width, stride: 1 }];
             Part { first, dims: dims.clone(), operand: Operand { value: old, first, dims }, element }
@@ -319,6 +338,18 @@ impl<'a> Run<'a> {
         (element == Element::Byte || self.graph.element(value) == element).then_some(value)
     }
 
+    /// The value that is left in a buffer at the end.
+    fn left(&mut self, buffer: BufferId) -> Option<Value> {
+        match self.states.get(&buffer)? {
+            State::Whole(value) => Some(*value),
+            State::Parts(_, parts) => {
+                let node = concat(parts, self.trace.buffers[buffer].bytes)?;
+                Some(self.push(node))
+            }
+            State::Zeros(_) | State::Upload(_) | State::Scratch(_) => None,
+        }
+    }
+
     fn input(&mut self, buffer: BufferId, element: Element) -> Option<Value> {
         let role = self.trace.buffers[buffer].role;
         let known = self.inputs.get(&buffer).copied();
@@ -327,9 +358,10 @@ impl<'a> Run<'a> {
             return is_same.then_some(Value::Input(at));
         }
         // What a library holds for itself is no operand, and bytes are not known to be elements of anything.
-        // A weight or an input that the pass writes is state, whose value changes on the way.
+        // A weight or an input that the pass writes is state, whose value changes on the way. A whole pass follows it.
         let element = if element == Element::Byte { *self.elements.get(&buffer)? } else { element };
-        let is_state = matches!(role, Role::External | Role::Input(_)) && self.is_written[buffer];
+        let is_followed = self.is_whole && role == Role::External;
+        let is_state = matches!(role, Role::External | Role::Input(_)) && self.is_written[buffer] && !is_followed;
         if role == Role::Workspace || is_state {
             return None;
         }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 use hashbrown::{HashMap, HashSet};
-use opara_interpose::{Call, LibraryCall, MemoryEvent, MemoryEventKind, Recorded};
+use opara_interpose::{Call, Held, LibraryCall, MemoryEvent, MemoryEventKind, Recorded};
 
 use super::kernel::{Functions, KernelNode};
 use super::{check, get, Stream};
@@ -25,6 +25,8 @@ pub(in crate::cuda) struct CapturedGraph {
     library_calls: Vec<LibraryCall>,
     /// Number of tensors from before the capture that were dropped during it.
     dropped: usize,
+    /// Those whose frees are put off until this is dropped.
+    _held: Held,
 }
 
 // SAFETY: the driver only requires that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use
@@ -153,8 +155,8 @@ impl CapturedGraph {
     /// recorded.
     pub(super) unsafe fn from_raw(raw: sys::CUgraph, stream: Stream, calls: Recorded) -> Option<Self> {
         let uploads = calls.uploads.iter().map(|bytes| (bytes.as_ptr() as usize, bytes.clone())).collect();
-        let Recorded { memory, library_calls, dropped, .. } = calls;
-        (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped })
+        let Recorded { memory, library_calls, dropped, held, .. } = calls;
+        (!raw.is_null()).then_some(Self { raw, stream, uploads, memory, library_calls, dropped, _held: held })
     }
 
     /// Number of tensors from before the capture that were dropped during it.

@@ -1,0 +1,176 @@
+//! Uploads of a module's host code whose numbers depend on the position.
+
+use candle::{DType, Device, Tensor};
+use opara_plan::rewrite::{self, Input};
+
+use super::known::refused;
+use crate::cuda::{Place, WholePass};
+use crate::rewrite::evaluate::Arithmetic;
+use crate::Result;
+
+/// How the numbers of an upload depend on the position.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Counted {
+    pub input: usize,
+    dtype: DType,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Kind {
+    /// Each is a number, and another one for each token before.
+    Affine { zero: Vec<f64>, step: Vec<f64> },
+    /// There are as many places as tokens: the first ones of these rows, or the last ones, each of some numbers.
+    Grows { numbers: Vec<f64>, rows: usize, size: usize, are_last: bool },
+}
+
+impl Counted {
+    /// Those of a module, of a pass and of one in which the text has all tokens of its capacity.
+    ///
+    /// # Errors
+    /// Numbers that depend on the length in another way.
+    pub fn of([a, b]: [&WholePass; 2], lengths: [usize; 2]) -> Result<Vec<Self>> {
+        let mut counted = Vec::new();
+        for (input, places) in a.places.iter().zip(&b.places).enumerate() {
+            let (Place::Upload(x), Place::Upload(y)) = places else { continue };
+            if x == y {
+                continue;
+            }
+            let dtype = Arithmetic::Typed.dtype(a.graph.inputs[input].element);
+            let kind = Kind::of([&numbers(x, dtype)?, &numbers(y, dtype)?], lengths);
+            let kind = kind.ok_or_else(|| {
+                refused(&format!(
+                    "what the host uploads (input {input}) depends on the length in an unknown way: compute it on the device, or once"
+                ))
+            })?;
+            counted.push(Self { input, dtype, kind });
+        }
+        Ok(counted)
+    }
+
+    /// Whether a pass behind so many tokens has what the position says.
+    pub fn holds(&self, pass: &WholePass, length: usize) -> Result<bool> {
+        let Some(Place::Upload(bytes)) = pass.places.get(self.input) else { return Ok(false) };
+        Ok(self.kind.at(length) == numbers(bytes, self.dtype)?)
+    }
+
+    /// The same for the comparison of graphs.
+    pub fn plan(&self) -> rewrite::Counted {
+        let grows = match self.kind {
+            Kind::Affine { .. } => None,
+            Kind::Grows { rows, size, .. } => Some([rows as u64, size as u64]),
+        };
+        rewrite::Counted { input: self.input, grows }
+    }
+
+    /// What a step computes it of.
+    pub fn source(&self, like: &Input, device: &Device) -> candle::Result<Numbers> {
+        let on_device = |numbers: &[f64]| Tensor::from_slice(numbers, numbers.len(), device);
+        Ok(match &self.kind {
+            Kind::Affine { zero, step } => {
+                Numbers::Affine { zero: on_device(zero)?, step: on_device(step)?, dtype: self.dtype }
+            }
+            Kind::Grows { numbers, rows, size, are_last } => {
+                let table = on_device(numbers)?.to_dtype(self.dtype)?;
+                let places = like.len as usize / (rows * size);
+                let table = table.reshape((*rows, places, *size))?;
+                if *are_last {
+                    Numbers::Last(table)
+                } else {
+                    Numbers::First(table)
+                }
+            }
+        })
+    }
+}
+
+impl Kind {
+    fn of([a, b]: [&[f64]; 2], lengths: [usize; 2]) -> Option<Self> {
+        if a.len() == b.len() {
+            let apart = (lengths[1] - lengths[0]) as f64;
+            let step: Vec<f64> = a.iter().zip(b).map(|(a, b)| (b - a) / apart).collect();
+            let zero = a.iter().zip(&step).map(|(a, step)| a - step * lengths[0] as f64).collect();
+            let kind = Kind::Affine { zero, step };
+            return (kind.at(lengths[0]) == a && kind.at(lengths[1]) == b).then_some(kind);
+        }
+        let of_place = a.len() / (lengths[0] + 1);
+        let sizes = (1..=of_place).filter(|size| of_place.is_multiple_of(*size));
+        let kinds = sizes
+            .flat_map(|size| [false, true].map(|are_last| (size, are_last)))
+            .map(|(size, are_last)| Kind::Grows { numbers: b.to_vec(), rows: of_place / size, size, are_last });
+        let is_all = b.len() == of_place * (lengths[1] + 1);
+        kinds.into_iter().find(|kind| is_all && kind.at(lengths[0]) == a)
+    }
+
+    /// The numbers behind so many tokens.
+    fn at(&self, length: usize) -> Vec<f64> {
+        match self {
+            Kind::Affine { zero, step } => {
+                zero.iter().zip(step).map(|(zero, step)| zero + step * length as f64).collect()
+            }
+            Kind::Grows { numbers, rows, size, are_last } => {
+                let all = numbers.len() / (rows * size);
+                let count = (length + 1).min(all);
+                let first = if *are_last { all - count } else { 0 };
+                let row = |row: usize| &numbers[(row * all + first) * size..(row * all + first + count) * size];
+                (0..*rows).flat_map(row).copied().collect()
+            }
+        }
+    }
+}
+
+/// What the numbers of an upload are computed of.
+pub(super) enum Numbers {
+    /// Of the numbers at position 0, and those that each token before adds.
+    Affine { zero: Tensor, step: Tensor, dtype: DType },
+    /// These, of which as many count as there are tokens.
+    First(Tensor),
+    /// The last ones of these.
+    Last(Tensor),
+}
+
+impl Numbers {
+    /// The numbers at a position.
+    pub fn at(&self, position: &Tensor) -> candle::Result<Tensor> {
+        match self {
+            Numbers::Affine { zero, step, dtype } => {
+                position.to_dtype(DType::F64)?.broadcast_mul(step)?.add(zero)?.to_dtype(*dtype)
+            }
+            Numbers::First(table) => table.flatten_all(),
+            Numbers::Last(table) => {
+                let (places, device) = (table.dim(1)? as u32, table.device());
+                let last = Tensor::new(&[places - 1], device)?;
+                // From the first place that counts on; what is beyond the end does not.
+                let ids = Tensor::arange(places - 1, 2 * places - 1, device)?.broadcast_sub(position)?;
+                table.index_select(&ids.broadcast_minimum(&last)?, 1)?.flatten_all()
+            }
+        }
+    }
+}
+
+/// The numbers that bytes are.
+fn numbers(bytes: &[u8], dtype: DType) -> candle::Result<Vec<f64>> {
+    let count = bytes.len() / dtype.size_in_bytes();
+    Tensor::from_raw_buffer(bytes, dtype, &[count], &Device::Cpu)?.to_dtype(DType::F64)?.to_vec1()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_follow_from_the_position() {
+        let position = Kind::of([&[5.], &[9.]], [5, 9]).expect("it is the position");
+        assert_eq!(position.at(7), [7.]);
+        // Places, and distances from the new token in two rows.
+        let places: Vec<f64> = (0..10).map(f64::from).collect();
+        let first = Kind::of([&places[..4], &places], [3, 9]).expect("the first places");
+        assert_eq!(first.at(5), places[..6]);
+        let distances = |count: i32| {
+            (0..2).flat_map(|row| (1 - count..=0).map(move |at| f64::from(at * (row + 1)))).collect::<Vec<_>>()
+        };
+        let last = Kind::of([&distances(4), &distances(10)], [3, 9]).expect("the last places");
+        assert_eq!(last.at(6), distances(7));
+        assert_eq!(Kind::of([&[1., 2., 4.], &[1., 3., 5., 7.]], [2, 3]), None);
+    }
+}

@@ -1,0 +1,85 @@
+//! Nodes whose operands depend on the position, which is on the device.
+
+use candle::{bail, DType, Result, Tensor};
+use opara_plan::rewrite::{ByPosition, Compute, Node, Operand, Value};
+
+use super::evaluation::{lens, Evaluation};
+use crate::ops;
+
+/// Earlier tokens with the new one, which is written to its place.
+pub(super) fn appended(of: &mut Evaluation, node: &Node, [rows, step]: [u64; 2]) -> Result<Tensor> {
+    let [new, earlier, position] = &node.operands[..] else { bail!("a token is appended to earlier ones") };
+    let (rows, step) = (rows as usize, step as usize);
+    let new = of.own(new)?.contiguous()?.reshape((rows, 1, step))?;
+    let (earlier, position) = (of.tensor(earlier.value)?, of.tensor(position.value)?);
+    let earlier = earlier.reshape((rows, (), step))?;
+    ops::write_rows(&earlier, &new, &position)?;
+    earlier.flatten_all()
+}
+
+/// The same node of operands as they are at the position.
+pub(super) fn at_position(
+    of: &mut Evaluation,
+    node: &Node,
+    compute: &Compute,
+    by_position: &[(usize, ByPosition)],
+) -> Result<Node> {
+    let Some((position, operands)) = node.operands.split_last() else { bail!("a node has no position") };
+    let position = of.tensor(position.value)?;
+    let mut operands = operands.to_vec();
+    for (at, by) in by_position {
+        let Some(operand) = operands.get_mut(*at) else { bail!("a node has no operand {at}") };
+        let there = match *by {
+            ByPosition::Moves { first, step } => {
+                let all = of.tensor(operand.value)?.flatten_all()?;
+                moved(&all, operand, first, step, &position)?
+            }
+            ByPosition::EndsAs { dim, number } => ends_as(&of.own(operand)?, dim, number, &position)?,
+        };
+        // A value that no node has, and of which nothing is known from another node.
+        let value = Value::Node(usize::MAX - at);
+        of.forget(value);
+        of.assume(value, there.contiguous()?.flatten_all()?);
+        let mut stride = operand.len();
+        for dim in &mut operand.dims {
+            stride /= dim.len.max(1);
+            dim.stride = stride;
+        }
+        (operand.value, operand.first) = (value, 0);
+    }
+    Ok(Node { compute: compute.clone(), operands, ..node.clone() })
+}
+
+/// Elements of a row whose first one is as far as the position says; what lies outside of it is its first or last one.
+fn moved(all: &Tensor, operand: &Operand, first: i64, step: i64, position: &Tensor) -> Result<Tensor> {
+    let mut offsets = vec![first];
+    for dim in &operand.dims {
+        let along = |from: &i64| (0..dim.len).map(move |at| from + (at * dim.stride) as i64).collect::<Vec<_>>();
+        offsets = offsets.iter().flat_map(along).collect();
+    }
+    let (device, last) = (all.device(), all.elem_count() as i64 - 1);
+    let (count, dims) = (offsets.len(), lens(&operand.dims));
+    let offsets = Tensor::from_vec(offsets, count, device)?;
+    let places = match step {
+        0 => offsets,
+        step => {
+            let step = Tensor::from_vec(vec![step], 1, device)?;
+            offsets.broadcast_add(&(position.to_dtype(DType::I64)? * step)?)?
+        }
+    };
+    let [lowest, highest] = [0, last].map(|at| Tensor::from_vec(vec![at], 1, device));
+    let places = places.broadcast_maximum(&lowest?)?.broadcast_minimum(&highest?)?;
+    all.index_select(&places, 0)?.reshape(dims)
+}
+
+/// The same with a number at places behind the position, along a dimension.
+fn ends_as(x: &Tensor, dim: usize, number: f32, position: &Tensor) -> Result<Tensor> {
+    let mut shape = vec![1; x.rank()];
+    shape[dim] = x.dim(dim)?;
+    let places = Tensor::arange(0, shape[dim] as u32, x.device())?;
+    let is_there = places.broadcast_le(position)?.reshape(shape)?.broadcast_as(x.shape())?;
+    // Of a mask of integers all but 0 hide.
+    let number = if x.dtype().is_int() && number.is_infinite() { 1. } else { number };
+    let number = Tensor::new(number, x.device())?.to_dtype(x.dtype())?.broadcast_as(x.shape())?;
+    is_there.where_cond(&x.contiguous()?, &number)
+}
