@@ -6,7 +6,6 @@ mod building;
 #[path = "../common/mod.rs"]
 mod common;
 mod decoder;
-mod decoders;
 mod executor;
 mod fuse;
 mod graphs;

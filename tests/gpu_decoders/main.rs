@@ -2,6 +2,7 @@
 //!
 //! `cargo test --release --features cudnn --test gpu_decoders -- --nocapture` prints a table. Without a GPU the tests skip, and say so.
 
+mod behaviour;
 #[path = "../common/mod.rs"]
 mod common;
 mod models;

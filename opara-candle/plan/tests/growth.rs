@@ -4,8 +4,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use opara_plan::rewrite::{rules, whole, Compute, Graph, Growth, Inputs, Operand, Source, Value};
-use opara_plan::trace::{Function, Trace};
+use opara_plan::rewrite::{rules, whole, Compute, Graph, Growth, Input, Inputs, Node, Operand, Output, Source, Value};
+use opara_plan::trace::{Element, Function, Trace};
 
 const PROMPTS: [u64; 3] = [7, 8, 40];
 
@@ -72,7 +72,7 @@ fn decoders_have_one_step_for_every_length() -> Result<()> {
         // Nothing is left of the caches of one length.
         let old = growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]);
         assert!(old.into_iter().all(|input| !growth.sources.contains(&Source::Recorded(input))), "{model}");
-        let reads = |node: &opara_plan::rewrite::Node| node.operands.iter().all(|of| exists(&growth.graph, of));
+        let reads = |node: &Node| node.operands.iter().all(|of| exists(&growth.graph, of));
         assert!(growth.graph.nodes.iter().all(reads), "{model}");
     }
     Ok(())
@@ -107,8 +107,7 @@ fn memory_that_is_overwritten_has_to_be_a_cache() -> Result<()> {
 /// A graph whose caches have room for so many tokens and are written at this place, of which attention reads all that are there.
 fn with_room(graph: &Graph, room: u64, place: u64, tokens: u64) -> Result<Graph> {
     let mut graph = graph.clone();
-    let is_cache =
-        |node: &opara_plan::rewrite::Node| matches!(node.compute, Compute::Concat { .. }) && node.operands.len() == 3;
+    let is_cache = |node: &Node| matches!(node.compute, Compute::Concat { .. }) && node.operands.len() == 3;
     let caches: Vec<usize> = (0..graph.nodes.len()).filter(|&at| is_cache(&graph.nodes[at])).collect();
     for &at in &caches {
         let node = &mut graph.nodes[at];
@@ -149,7 +148,7 @@ fn a_cache_that_has_room_for_the_latest_tokens_is_a_window() -> Result<()> {
     let (short, growth) = (of([&near, &next], [8, 9])?, of([&near, &far], [8, 41])?);
     assert!(short.caches.iter().all(|cache| cache.window.is_none()));
     assert!(growth.caches.iter().all(|cache| cache.window == Some(16)));
-    let sees = |node: &opara_plan::rewrite::Node| match node.compute {
+    let sees = |node: &Node| match node.compute {
         Compute::CachedAttention { window, .. } => Some(window),
         _ => None,
     };
@@ -235,5 +234,33 @@ fn differences_that_the_length_does_not_explain_are_refused() -> Result<()> {
     let at = (0..live.len()).find(attention).context("there is attention")?;
     other.nodes[at].operands[1].first += 1;
     assert!(step_of([&a, &other], [8, 9]).is_ok_and(|step| step != known), "a third length tells");
+    Ok(())
+}
+
+/// A step that adds its argument to a state, and to an older one.
+fn with_states(inputs: usize) -> Graph {
+    let input = |at| Input { buffer: at, element: Element::F32, len: 4, is_constant: at > 0 };
+    let add = |a, b| {
+        let operands = vec![Operand::whole(a, 4), Operand::whole(b, 4)];
+        Node::new(Compute::Recorded(Function::Binary("add".into())), operands, Element::F32, 4)
+    };
+    let nodes = vec![add(Value::Input(0), Value::Input(1)), add(Value::Node(0), Value::Input(inputs - 1))];
+    let outputs = vec![Output { value: Value::Node(1), buffer: 0 }, Output { value: Value::Node(0), buffer: 1 }];
+    Graph { inputs: (0..inputs).map(input).collect(), nodes, outputs }
+}
+
+#[test]
+fn what_a_step_leaves_in_the_same_size_is_a_state() -> Result<()> {
+    let graph = with_states(3);
+    // The older state is what the newer one was.
+    let next = vec![None, Some(Value::Node(0)), Some(Value::Input(1))];
+    let step = Growth::of([&graph, &graph], [7, 8], &Inputs { next, ..inputs() }).map_err(anyhow::Error::msg)?;
+    assert_eq!((&step.states[..], step.caches.len(), step.grown.len()), (&[1, 2][..], 0, 0));
+    let states: Vec<usize> =
+        (0..2).filter_map(|at| step.sources.iter().position(|of| *of == Source::State(at))).collect();
+    let left: Vec<Value> = step.graph.outputs.iter().map(|output| output.value).collect();
+    assert_eq!(left, [Value::Node(1), Value::Node(0), Value::Input(states[0])]);
+    // Without what it leaves, nothing grows and nothing is left.
+    assert!(step_of([&graph, &graph], [7, 8]).is_err_and(|why| why.contains("leaves nothing")));
     Ok(())
 }

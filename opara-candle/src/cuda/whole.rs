@@ -70,7 +70,7 @@ impl WholePass {
         let Whole { mut graph, overwritten, kept } = whole(trace, kept).map_err(|op| {
             let unknown = trace.ops.get(op).map(|op| {
                 let scope = if op.label.is_empty() { String::new() } else { format!(" (at `{}`)", op.label) };
-                format!("it is not known what launch {} computes, `{}`{scope}", op.name, op.name)
+                format!("it is not known what `{}` computes{scope}", op.name)
             });
             let reason = unknown.unwrap_or_else(|| "it gives nothing that it computes".into());
             Error::NotCapturable { reason }

@@ -37,7 +37,7 @@ impl Known {
         Self { length, graph, overwritten, places: pass.places.clone() }
     }
 
-    /// Says where the first pass had the numbers that this one has elsewhere. A model that is made anew has tables of its own.
+    /// Says where the first pass had the numbers that this one has elsewhere: the model of another text may have tables of its own.
     ///
     /// # Errors
     /// No memory for a copy.
@@ -86,8 +86,8 @@ pub(super) fn with_states(pass: &WholePass, states: &[(usize, Value)]) -> Graph 
     graph
 }
 
-/// Where a first pass has the numbers that its steps read, and what they are, of models that are made anew.
-#[derive(Default)]
+/// Where a first pass has the numbers that its steps read, and what they are where another text has its own: tables that a model makes with
+/// its first token.
 pub(super) struct First {
     places: Vec<Place>,
     numbers: Vec<Option<Tensor>>,
@@ -98,11 +98,12 @@ impl First {
         Self { places: pass.places.clone(), numbers: inputs.iter().cloned().map(Some).collect() }
     }
 
-    /// Forgets what each text has of its own.
-    pub fn forget_texts(&mut self, growth: &Growth) {
+    /// Forgets the tokens of the text, and what the pass of another text reads from the same memory.
+    pub fn forget(&mut self, growth: &Growth, other: &WholePass) {
         let caches = growth.caches.iter().flat_map(|cache| [cache.keys.input, cache.values.input]);
         let grown = growth.grown.iter().map(|of| of.input);
-        for at in caches.chain(grown).chain(growth.states.iter().copied()) {
+        let shared = (0..self.places.len()).filter(|&at| other.places.get(at) == self.places.get(at));
+        for at in caches.chain(grown).chain(growth.states.iter().copied()).chain(shared) {
             self.numbers.get_mut(at).map(Option::take);
         }
     }

@@ -46,18 +46,20 @@ pub struct DecoderExecutor<M> {
 }
 
 impl Builder {
-    /// Wraps a decoder whose cache of keys and values grows by concatenation, or is a buffer that it writes to in place, as
-    /// candle-transformers' are, without a change. `forward` is given the model, tokens of shape `(1, n)`, and the position of the
+    /// Wraps a decoder without a change. Its cache of keys and values grows by concatenation, or is a buffer that it writes to in place, and
+    /// states are tensors that each step makes anew, as candle-transformers' are. `forward` is given the model, tokens of shape `(1, n)`, and the position of the
     /// first one; it returns the logits, which [`DecoderExecutor::forward`] then does. `model` has no text yet. A clone of it is a text
     /// of its own, which shares the weights; a cache that clones share, behind an `Arc` or in a tensor that is there from the start, is
-    /// not detected in all cases. `example` are tokens `(1, n)`, at least two, and `capacity` is how many tokens a text may have.
+    /// not detected in all cases. `example` are tokens `(1, n)`, at least two, or `(rows, n)` of several texts that go on together, and
+    /// `capacity` is how many tokens a text may have.
     ///
-    /// Such a module reads tensors of other sizes for every token, so that its passes cannot be one graph. Building captures steps
-    /// behind texts of three lengths, the longest being `capacity - 1`, and finds where they differ. If all of that is a cache that
-    /// grows, or that has the latest tokens alone, attention that reads it, or a table's row for the position, one step takes their
-    /// place: its caches have a fixed size, and the position is on the device. Any other difference is a reason to run the module
-    /// eagerly, with a warning that says it ([`DecoderExecutor::refused`]). So is a rewritten step that is less accurate than the
-    /// module's, measured in double precision on the example, and a replayed one whose logits are not near the module's.
+    /// Such a module reads tensors of other sizes for every token, so that its passes cannot be one graph. Building captures two steps
+    /// behind a short text and two behind one that ends at the capacity, and finds where they differ. If all of that is a cache that
+    /// grows, or that has the latest tokens alone, what is computed of it, a state, or what follows from the position, one step takes
+    /// their place: its caches have a fixed size, and the position is on the device. Any other difference is a reason to run the module
+    /// eagerly, with a warning that says it ([`DecoderExecutor::refused`]). So is a replayed step whose logits are not near the
+    /// module's. A rewritten step that is less accurate than the module's, measured in double precision on the example, is left out:
+    /// steps have candle's operators then.
     ///
     /// Numerics are those of [`Numerics::Accurate`](crate::Numerics::Accurate) in any case. A decision that the module's host code
     /// makes at a length between those that were captured is not seen, unless it is there at both, nor that a full buffer keeps some of
@@ -168,7 +170,7 @@ impl Builder {
 }
 
 impl<M: Send + 'static> DecoderExecutor<M> {
-    /// Adds tokens `(1, n)` to the text and returns what the module returns for them. `position` says how many tokens there are before
+    /// Adds tokens `(1, n)` to the text and returns what the module returns for them; of an example with several rows, `(rows, n)`. `position` says how many tokens there are before
     /// them; at 0 another text begins.
     ///
     /// A step of one token is replayed; several tokens behind a replayed text are as many steps. The first one after a prompt also captures the module's own step and copies its cache. Some modules
@@ -199,7 +201,11 @@ impl<M: Send + 'static> DecoderExecutor<M> {
             return Err(DecoderError::Broken.into());
         }
         self.length = position;
-        if count == 1 && position > 1 {
+        let is_alike = self.step.as_ref().is_some_and(|step| tokens.dims().first() == Some(&step.rows()));
+        if self.is_replayed && !is_alike {
+            return Err(DecoderError::Tokens { got: tokens.shape().clone() }.into());
+        }
+        if count == 1 && position > 1 && is_alike {
             self.take_over(tokens)?;
         }
         self.is_broken = true;
@@ -264,10 +270,10 @@ fn is_refusal(error: &Error) -> bool {
     error.is_uncapturable() || matches!(error, Error::OutOfMemory { .. })
 }
 
-/// How many tokens of one text these are.
+/// How many tokens of each text these are.
 fn tokens_of(tokens: &Tensor) -> Result<usize> {
     match tokens.dims() {
-        &[1, count] if count > 0 => Ok(count),
+        &[rows, count] if rows > 0 && count > 0 => Ok(count),
         _ => Err(DecoderError::Tokens { got: tokens.shape().clone() }.into()),
     }
 }

@@ -40,6 +40,7 @@ pub(super) struct Step {
     /// Two captures to compare others with.
     known: [Known; 2],
     capacity: usize,
+    rows: usize,
 }
 
 impl Step {
@@ -78,20 +79,22 @@ impl Step {
         let inputs = inputs(&pass, &token)?;
         // Steps that are replayed go on with it.
         let near_text = texts.copy(&text)?;
-        let (later, _) = captured(texts, text, &token, last)?;
+        // The models keep the tables that their passes read.
+        let (later, _later) = captured(texts, text, &token, last)?;
         // The longest text: what the host decides by the length is to be the same there. Two steps in a row show what one leaves to the
         // next, and whether a cache that is full overwrites its oldest token.
         let long = || -> Result<(Text<M>, usize)> {
-            let ids = example.to_dtype(DType::U32)?.to_vec2::<u32>()?.concat();
-            let ids = Tensor::from_iter(ids.into_iter().cycle().take(capacity - 3), example.device())?;
-            behind(&ids.unsqueeze(0)?.to_dtype(example.dtype())?)
+            let rows = example.to_dtype(DType::U32)?.to_vec2::<u32>()?;
+            let long = |row: Vec<u32>| Tensor::from_iter(row.into_iter().cycle().take(capacity - 3), example.device());
+            let ids = rows.into_iter().map(long).collect::<candle::Result<Vec<_>>>()?;
+            behind(&Tensor::stack(&ids, 0)?.to_dtype(example.dtype())?)
         };
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
         let (text, far) = long().map_err(|error| or_refused(error, &said))?;
         let (far_pass, text) = captured(texts, text, &token, far)?;
-        let (farthest_pass, _) = captured(texts, text, &token, far + 1)?;
+        let (farthest_pass, _farthest) = captured(texts, text, &token, far + 1)?;
         if pass.overwritten.iter().any(|&(input, _)| far_pass.places.get(input) == Some(&pass.places[input])) {
-            return Err(refused("clones of the model write to the same cache"));
+            return Err(refused("clones of the model write to the same memory: let each text have its own, or make a new tensor at each step"));
         }
         let next = pass.left_to(&later)?;
         if far_pass.left_to(&farthest_pass)? != next {
@@ -130,7 +133,7 @@ impl Step {
         let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
         let Choice { graph, standing, compared, notes, .. } = chosen.map_err(|why| refused(&why))?;
         let first = Known::rewritten(graph, &pass, length);
-        let mut of_first = if texts.is_made() { First::of(&pass, &inputs) } else { First::default() };
+        let mut of_first = First::of(&pass, &inputs);
         let known =
             |pass: &WholePass, length| Known::of(pass, &standing, &states, length)?.placed_like(&of_first, pass);
         let second = known(&later, last)?;
@@ -145,7 +148,7 @@ impl Step {
             return Err(refused(&format!("a step behind {far} tokens is another one than behind few")));
         }
         check_turns(&growth, [&at_far, &at_farthest])?;
-        of_first.forget_texts(&growth);
+        of_first.forget(&growth, &far_pass);
         drop((far_pass, farthest_pass, later));
 
         let text = empty_text(&growth, &pass, capacity, &token)?;
@@ -156,15 +159,28 @@ impl Step {
             move |x: &[Tensor], text: &Vec<Tensor>| of.step(x, text),
             std::slice::from_ref(&token),
             &text,
-        )?;
+        );
+        let executor = executor.map_err(|error| or_refused(error, "its common step cannot be computed"))?;
         if executor.report().mode == Mode::Eager {
             return Err(refused(&executor.report().reason.unwrap_or_else(|| "its step is not replayed".into())));
         }
         drop(pass);
         let (inputs, known) = (known_inputs, [first, second]);
         let each = each_of(of_prompt.dims(), logits.dims(), tokens);
-        let mut step =
-            Self { executor, text, growth, inputs, counted, each, states, standing, of_first, known, capacity };
+        let mut step = Self {
+            executor,
+            text,
+            growth,
+            inputs,
+            counted,
+            each,
+            states,
+            standing,
+            of_first,
+            known,
+            capacity,
+            rows: example.dim(0)?,
+        };
         let (far_text, _) = long()?;
         for (mut text, length) in [(far_text, far), (near_text, last)] {
             step.take_over(texts, &text, &token, length)?;
@@ -182,6 +198,11 @@ impl Step {
         self.capacity
     }
 
+    /// How many texts there are beside each other.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
     /// Copies what the model has of a text of `length` tokens, if its next step is the one that is replayed.
     ///
     /// # Errors
@@ -193,7 +214,7 @@ impl Step {
         token: &Tensor,
         length: usize,
     ) -> Result<()> {
-        let (pass, _) = captured(texts, texts.copy(text)?, token, length)?;
+        let (pass, _text) = captured(texts, texts.copy(text)?, token, length)?;
         let now = Known::of(&pass, &self.standing, &self.states, length)?.placed_like(&self.of_first, &pass)?;
         let [first, second] = &self.known;
         let other = if first.length == length { second } else { first };

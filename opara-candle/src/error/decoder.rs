@@ -40,7 +40,7 @@ pub enum DecoderError {
     Broken,
 
     /// Tokens of a shape that no text has.
-    #[error("tokens of shape {got:?}, not (1, tokens)")]
+    #[error("tokens of shape {got:?}, not (1, tokens), or (rows, tokens) with the rows of the example")]
     Tokens {
         /// The shape.
         got: Shape,

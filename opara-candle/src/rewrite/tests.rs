@@ -13,6 +13,7 @@ mod choice;
 mod heads;
 mod images;
 mod norms;
+mod places;
 mod pools;
 mod quantized;
 

@@ -140,7 +140,7 @@ impl<'a> Growing<'a> {
             mask.dims.insert(0, crate::trace::Dim { len, stride: 0 });
         }
         let grows = Some(mask.dims.len() - 1);
-        Ok(Stretched { operand: mask, grows, tokens: k.tokens, moves: None, ends_as_zeros: false })
+        Ok(Stretched { operand: mask, grows, repeats: false, tokens: k.tokens, moves: None, ends_as_zeros: false })
     }
 
     /// The value of the common graph that stands for both.
@@ -236,7 +236,14 @@ impl<'a> Growing<'a> {
     fn operand(&mut self, a: &Operand, b: &Operand) -> Result<Stretched, String> {
         if let Some(row) = self.row(a, b) {
             let tokens = self.pairs.lengths.map(|length| length + 1);
-            return Ok(Stretched { operand: row, grows: None, tokens, moves: None, ends_as_zeros: false });
+            return Ok(Stretched {
+                operand: row,
+                grows: None,
+                repeats: false,
+                tokens,
+                moves: None,
+                ends_as_zeros: false,
+            });
         }
         let value = self.value(a.value, b.value)?;
         let extent = self.extents.get(&a.value);
@@ -289,12 +296,16 @@ impl<'a> Growing<'a> {
         let between = b.first.checked_sub(a.first).filter(|of| of.is_multiple_of(longer - length))? / (longer - length);
         let first = a.first.checked_sub(between.checked_mul(length)?)?;
         let reach = a.dims.iter().map(|dim| dim.len.saturating_sub(1) * dim.stride).sum::<u64>() + 1;
+        // Of elements that do not follow one another, as many as their distance divides.
+        let apart = a.dims.iter().map(|dim| dim.stride).filter(|stride| *stride > 0).min().unwrap_or(1);
+        let (begin, first) = (first % apart, first - first % apart);
+        let reach = (begin + reach).next_multiple_of(apart);
         if first + reach > between || self.appended.values().any(|of| of.input == input) {
             return None;
         }
         let like = Input { len: reach, is_constant: false, ..self.pairs.graph.inputs[input].clone() };
         let value = self.growth.input(Source::Row { table: input, first, between }, like);
-        Some(Operand { value, first: 0, dims: a.dims.clone() })
+        Some(Operand { value, first: begin, dims: a.dims.clone() })
     }
 
     /// The nodes by which the new token is appended to the keys and to the values of attention, if it is.
@@ -368,7 +379,7 @@ impl<'a> Growing<'a> {
     /// An operand that is the same at every position.
     fn fixed(&mut self, a: &Operand, b: &Operand) -> Result<Operand, String> {
         match self.operand(a, b)? {
-            Stretched { operand, grows: None, moves: None, .. } => Ok(operand),
+            Stretched { operand, grows: None, repeats: false, moves: None, .. } => Ok(operand),
             _ => Err("the size of an operand".into()),
         }
     }

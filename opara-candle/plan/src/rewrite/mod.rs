@@ -27,8 +27,8 @@ mod tests;
 pub use changes::Changes;
 pub use errors::{Compared, Errors};
 pub use graph::{
-    strides_over, ByPosition, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision, Step,
-    Value,
+    strides_over, ByPosition, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision,
+    Step, Value,
 };
 pub use growth::{Cache, Counted, Grown, Growth, Inputs, Recorded, Source};
 pub use item::{first_item, Item};

@@ -102,7 +102,7 @@ impl Pair<'_> {
         let zeros = keeps_zeros && self.operands.iter().all(|operand| operand.ends_as_zeros);
         let extent = self.extent(1, zeros)?;
         let around = Some([extent.rows, extent.step]);
-        let is_alike = |operand: &Stretched| operand.around() == around || operand.operand.len() == 1;
+        let is_alike = |of: &Stretched| of.around() == around || of.repeats || of.operand.len() == 1;
         if !self.operands.iter().all(is_alike) {
             return Err("how operands lie".into());
         }

@@ -46,6 +46,8 @@ pub(super) struct Stretched {
     pub operand: Operand,
     /// The dimension of places, if it has one.
     pub grows: Option<usize>,
+    /// Is it one element for all places, in a dimension with others?
+    pub repeats: bool,
     /// How many of these have tokens, in both passes.
     pub tokens: [u64; 2],
     /// How its first element moves.
@@ -71,7 +73,7 @@ pub(super) fn stretch(
         Extent { rows: 1, step: 1, places: [u64::MAX >> 32; 2], tokens, room: u64::MAX >> 32, ends_as_zeros: false };
     let of = extent.unwrap_or(&of_table);
     let room = if extent.is_some() { of.room } else { capacity };
-    let (mut dims, mut grows) = (Vec::with_capacity(a.dims.len()), None);
+    let (mut dims, mut grows, mut repeats) = (Vec::with_capacity(a.dims.len()), None, false);
     for (x, y) in a.dims.iter().zip(&b.dims) {
         let (stride, 0) = of.offset([x.stride, y.stride], lengths).ok_or("how an operand lies")? else {
             return Err("how an operand lies".into());
@@ -85,6 +87,11 @@ pub(super) fn stretch(
             .map(|(len, tokens)| (len % tokens == 0).then_some(len / tokens));
         let times = times.filter(|_| times == other && grows.is_none());
         let times = times.ok_or_else(|| format!("the size of an operand: {} and {}", x.len, y.len))?;
+        if times > 1 && stride == 0 {
+            dims.push(Dim { len: times * room, stride });
+            repeats = true;
+            continue;
+        }
         // Tokens of several rows, of each some elements: the dimension is three.
         let (inner, outer) = match times {
             1 => (1, 1),
@@ -116,7 +123,7 @@ pub(super) fn stretch(
         return Err("an operand reads more places than a text may have tokens".into());
     }
     let ends_as_zeros = extent.is_some_and(|of| of.ends_as_zeros);
-    Ok(Stretched { operand, grows, tokens: of.tokens, moves, ends_as_zeros })
+    Ok(Stretched { operand, grows, repeats, tokens: of.tokens, moves, ends_as_zeros })
 }
 
 impl Stretched {

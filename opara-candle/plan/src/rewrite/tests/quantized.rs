@@ -116,6 +116,6 @@ fn a_run_ends_before_floats_are_compared() {
         let y = maker.made(function, vec![all(x, INNER)], INNER);
         maker.output(y);
         assert_eq!(regions(&maker.0)[0].ops, 0..1);
-        assert!(whole(&maker.0).is_ok());
+        assert!(whole(&maker.0, []).is_ok());
     }
 }
