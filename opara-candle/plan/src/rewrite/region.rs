@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
         let Some(to) = &meaning.writes else { return Some(()) };
         let is_memory = self.is_whole && self.is_memory(to.buffer);
         let is_own = matches!(trace.buffers[to.buffer].role, Role::Intermediate | Role::Output(_));
-        if self.inputs.contains_key(&to.buffer) && !is_memory || !(is_own || is_memory) {
+        if !is_memory && (self.inputs.contains_key(&to.buffer) || !is_own) {
             return None;
         }
         let is_all = to.first == 0 && to.is_contiguous() && to.end() == Some(trace.buffers[to.buffer].bytes);
