@@ -7,7 +7,7 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::{
     bigcode, codegeex4_9b, deepseek2, falcon, gemma, gemma2, gemma3, gemma4, glm4, glm4_new, granite, granitemoehybrid,
     helium, lfm2, llama, llama2_c, mamba, mamba2, mistral, mixformer, mixtral, olmo, olmo2, phi, phi3, qwen2,
-    qwen2_moe, qwen3, qwen3_moe, recurrent_gemma, rwkv_v5, rwkv_v6, rwkv_v7, smol::smollm3, stable_lm, starcoder2,
+    qwen2_moe, qwen3, rwkv_v5, rwkv_v6, rwkv_v7, smol::smollm3, stable_lm, starcoder2,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
@@ -148,7 +148,7 @@ pub const MODELS: &[Model] = &[
     }),
     of("glm4", |w| cloned(glm4::Model::new(&config(glm())?, w.clone())?, |m, x, _| m.forward(x))),
     of("codegeex4", |w| cloned(codegeex4_9b::Model::new(&config(glm())?, w.clone())?, |m, x, _| m.forward(x))),
-    of("falcon", |w| falcon_model(w)),
+    of("falcon", falcon_model),
     Model {
         dtypes: F32,
         ..of("bigcode", |w| {
@@ -243,17 +243,6 @@ pub const MODELS: &[Model] = &[
             cloned(Beside { model, cache }, |text, x, _| each(x, |x| text.model.forward(&x, &mut text.cache.0, &[])))
         })
     },
-    Model {
-        refused: Some("eq_u32"),
-        ..of("recurrent_gemma", |w| {
-            let of = usual(json!({
-                "lru_width": HIDDEN, "attention_window_size": 64, "conv1d_width": 4, "logits_soft_cap": 30.0,
-                "hidden_activation": "gelu_pytorch_tanh", "partial_rotary_factor": 0.5, "num_key_value_heads": 1,
-                "block_types": ["recurrent", "attention"], "max_seq_len": 128
-            }))?;
-            cloned(recurrent_gemma::Model::new(&of, w.clone())?, |m, x, at| m.forward(x, at))
-        })
-    },
     of("deepseek2", |w| {
         let of = usual(json!({
             "moe_intermediate_size": 64, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "kv_lora_rank": 32,
@@ -262,13 +251,6 @@ pub const MODELS: &[Model] = &[
         }))?;
         made(deepseek2::DeepSeekV2::new(&of, w.clone())?, |m, x, at| m.forward(x, at))
     }),
-    Model {
-        dtypes: &[DType::F16],
-        refused: Some("asort_desc_f32"),
-        ..of("qwen3_moe", |w| {
-            cloned(qwen3_moe::ModelForCausalLM::new(&qwen2_config(moe())?, w.clone())?, |m, x, at| m.forward(x, at))
-        })
-    },
     Model {
         refused: Some("back to the host"),
         ..of("qwen2_moe", |w| {
@@ -338,9 +320,12 @@ impl<S> Clone for Kept<S> {
     }
 }
 
+/// Adds tokens to a state.
+type Stepped<M> = fn(&M, &Tensor, &mut rwkv_v5::State) -> Result<Tensor>;
+
 fn rwkv<M: Send + Sync + 'static>(
     w: &VarBuilder<'static>,
-    forward: fn(&M, &Tensor, &mut rwkv_v5::State) -> Result<Tensor>,
+    forward: Stepped<M>,
     new: fn(&rwkv_v5::Config, VarBuilder) -> Result<M>,
 ) -> Result<Box<dyn Text>> {
     let of: rwkv_v5::Config = config(json!({
@@ -359,13 +344,10 @@ fn rwkv<M: Send + Sync + 'static>(
         pos: of.pos,
     };
     let model = Arc::new((new(&of, w.clone())?, forward));
-    let forward =
-        |text: &mut Beside<(M, fn(&M, &Tensor, &mut rwkv_v5::State) -> Result<Tensor>), Kept<rwkv_v5::State>>,
-         x: &Tensor,
-         _: usize| {
-            let Beside { model, cache } = text;
-            each(x, |x| (model.1)(&model.0, &x, &mut cache.0))
-        };
+    let forward = |text: &mut Beside<(M, Stepped<M>), Kept<rwkv_v5::State>>, x: &Tensor, _: usize| {
+        let Beside { model, cache } = text;
+        each(x, |x| (model.1)(&model.0, &x, &mut cache.0))
+    };
     cloned(Beside { model, cache: Kept(state, copy) }, forward)
 }
 
