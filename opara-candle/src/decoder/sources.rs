@@ -1,13 +1,13 @@
 //! The common step of a decoder, and the sources of its inputs.
 
 use candle::{DType, Shape, Tensor};
-use opara_plan::rewrite::{Cache, Compute, Graph, Grown, Growth, Source, Value};
+use opara_plan::rewrite::{Cache, Compute, Graph, Grown, Growth, Input, Source, Value};
 use opara_plan::trace::{Element, Function};
 
 use super::counted::{Counted, Numbers};
 use super::known::refused;
 use crate::cuda::{Place, WholePass};
-use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers as Finite};
+use crate::rewrite::evaluate::{arranged_bytes, evaluate, Arithmetic, Numbers as Finite};
 use crate::{ops, Result};
 
 /// The common step: what it computes, and of what.
@@ -78,13 +78,15 @@ impl Common {
         Ok(Self { graph: growth.graph.clone(), sources, shape, states, capacity })
     }
 
-    /// Bytes of the weights.
+    /// Bytes of the weights, in the order that operators need.
     pub fn bytes(&self) -> u64 {
-        let of = |from: &From| match from {
-            From::Weight(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+        let of = |(from, input): (&From, &Input)| match from {
+            From::Weight(weight) => {
+                arranged_bytes(input.element, (weight.elem_count() * weight.dtype().size_in_bytes()) as u64)
+            }
             _ => 0,
         };
-        self.sources.iter().map(of).sum::<usize>() as u64
+        self.sources.iter().zip(&self.graph.inputs).map(of).sum()
     }
 
     /// The logits of one token of each row; the text has its keys, values and states then.

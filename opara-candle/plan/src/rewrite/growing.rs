@@ -7,6 +7,7 @@ use super::growth::{Cache, Grown, Growth, Recorded, Source};
 use super::heads::Heads;
 use super::over_capacity::over_capacity;
 use super::pairs::{Appended, Pairs};
+use super::scores::Scores;
 use super::stretch::{stretch, Extent, Stretched};
 use crate::trace::{Element, Function};
 
@@ -74,9 +75,9 @@ impl<'a> Growing<'a> {
             format!("step {at} differs in {what} behind {a} and {b} tokens: {:?} and {:?}", of.0, of.1)
         };
         let mut why_not = None;
-        if let Compute::Attention { scale, .. } = node.compute {
+        if let Compute::Attention(scores) = &node.compute {
             if let Some(appends) = self.appends(node) {
-                match self.attention(node, other, scale, appends) {
+                match self.attention(node, other, scores, appends) {
                     Ok(node) => return Ok(node),
                     Err(why) => why_not = Some(why),
                 }
@@ -94,7 +95,7 @@ impl<'a> Growing<'a> {
     fn over_places(&mut self, at: usize, node: &Node, other: &Node) -> Result<Node, String> {
         let pairs = node.operands.iter().zip(&other.operands);
         let mut operands = pairs.map(|(a, b)| self.operand(a, b)).collect::<Result<Vec<_>, _>>()?;
-        let is_attention = matches!(node.compute, Compute::Attention { .. });
+        let is_attention = matches!(node.compute, Compute::Attention(_));
         let grows = operands.iter().any(|operand| operand.grows.is_some());
         if is_attention && grows && operands.len() == 3 {
             operands.push(self.unwritten(node, &operands)?);
@@ -130,8 +131,11 @@ impl<'a> Growing<'a> {
             return Err("its keys".into());
         };
         let len = k.operand.dims[places].len;
-        let element =
-            if let Compute::Attention { in_f32: true, .. } = node.compute { Element::F32 } else { node.element };
+        let element = if matches!(&node.compute, Compute::Attention(scores) if scores.in_f32) {
+            Element::F32
+        } else {
+            node.element
+        };
         let like = Input { buffer: 0, element, len, is_constant: false };
         let value = self.growth.input(Source::Unwritten(element), like);
         let heads: u64 = q.operand.dims[..q.operand.dims.len() - 2].iter().map(|dim| dim.len).product();
@@ -319,7 +323,13 @@ impl<'a> Growing<'a> {
     }
 
     /// Attention over a cache, in the place of attention whose keys and values these nodes append to.
-    fn attention(&mut self, node: &Node, other: &Node, scale: f32, [keys, values]: [usize; 2]) -> Result<Node, String> {
+    fn attention(
+        &mut self,
+        node: &Node,
+        other: &Node,
+        scores: &Scores,
+        [keys, values]: [usize; 2],
+    ) -> Result<Node, String> {
         let [q, k, v, masks @ ..] = &node.operands[..] else { return Err("the number of its operands".into()) };
         let others = &other.operands;
         let is_same = node.compute == other.compute
@@ -328,6 +338,9 @@ impl<'a> Growing<'a> {
         if !masks.is_empty() {
             return Err("its mask: a step of one token has none".into());
         }
+        let &Scores { scale, cap: None, .. } = scores else {
+            return Err("a cap of its scores: no kernel over a cache has one".into());
+        };
         if !is_same || (node.element, node.len) != (other.element, other.len) {
             return Err("what it computes".into());
         }

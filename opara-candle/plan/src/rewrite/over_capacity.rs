@@ -1,6 +1,7 @@
 //! What is computed of values that grow with the text, over all places that there is room for.
 
 use super::graph::{ByPosition, Compute, Node};
+use super::scores::{Mask, Scores};
 use super::stretch::{Extent, Stretched};
 use crate::trace::Function;
 
@@ -29,7 +30,7 @@ pub(super) fn over_capacity(node: &Node, other: &Node, operands: &[Stretched]) -
             of.rows(*columns)
         }
         (Compute::Linear { .. }, same) if *same == node.compute => of.linear(),
-        (Compute::Attention { .. }, same) if *same == node.compute => of.attention(),
+        (Compute::Attention(scores), same) if *same == node.compute => of.attention(scores.clone()),
         _ => Err(of.unknown()),
     }
 }
@@ -181,16 +182,22 @@ impl Pair<'_> {
     }
 
     /// Attention to all places: what lies behind the new token is masked.
-    fn attention(&self) -> Result<Over, String> {
+    fn attention(&self, mut scores: Scores) -> Result<Over, String> {
         let [q, k, v, masks @ ..] = self.operands else { return Err(self.unknown()) };
         let of_tokens = |of: &Stretched| of.grows == Some(of.operand.dims.len() - 2);
         let is_known = q.grows.is_none() && of_tokens(k) && of_tokens(v) && k.tokens == v.tokens;
         let mut ends = self.zeros([1, 2]);
         match masks {
-            [mask] if mask.grows_last() && mask.tokens == k.tokens => ends.push(self.ends(3, f32::NEG_INFINITY)),
+            [mask] if mask.grows_last() && mask.tokens == k.tokens && scores.are_divisors.is_empty() => {
+                match scores.masks[..] {
+                    [] => scores.masks.push(Mask::Added(1.)),
+                    [Mask::Added(factor)] if factor > 0. => ends.push(self.ends(3, f32::NEG_INFINITY)),
+                    _ => return Err(self.unknown()),
+                }
+            }
             _ => return Err(self.unknown()),
         }
-        let compute = self.node.compute.clone();
+        let compute = Compute::Attention(scores);
         let over = Over { compute, len: self.node.len, ends, extent: None };
         if is_known && self.node.len == self.other.len {
             Ok(over)
