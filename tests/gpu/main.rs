@@ -6,6 +6,7 @@ mod building;
 #[path = "../common/mod.rs"]
 mod common;
 mod decoder;
+mod decoders;
 mod executor;
 mod fuse;
 mod graphs;

@@ -1,21 +1,20 @@
 //! candle-transformers' decoders, unchanged: which steps are replayed, and that they give what the module gives.
 //!
-//! `cargo test --release --features cudnn --test gpu_decoders -- --nocapture` prints a table. Without a GPU the tests skip, and say so.
+//! `cargo test --release --features cudnn --test gpu decoders:: -- --nocapture` prints a table.
 
 mod behaviour;
-#[path = "../common/mod.rs"]
-mod common;
 mod models;
 mod texts;
 
 use std::time::Instant;
 
 use candle::{DType, Device, Tensor, D};
-use common::gpu;
 use models::{Model, MODELS, VOCABULARY};
 use opara_candle::OparaExecutor;
 use opara_examples::relative_error;
 use texts::{executor, weights};
+
+use crate::common::gpu;
 
 const CAPACITY: usize = 64;
 

@@ -87,7 +87,7 @@ impl SimpleBackend for Shared {
 
     /// Of a tensor whose shape the model reads: a projection to few elements.
     fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.get((crate::models::HIDDEN, 32).into(), name, Init::Const(0.), dtype, device)
+        self.get((super::models::HIDDEN, 32).into(), name, Init::Const(0.), dtype, device)
     }
 
     fn contains_tensor(&self, _: &str) -> bool {

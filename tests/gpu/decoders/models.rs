@@ -12,7 +12,7 @@ use candle_transformers::models::{
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 
-use crate::texts::{cloned, made, Beside, Make, Text};
+use super::texts::{cloned, made, Beside, Make, Text};
 
 pub const HIDDEN: usize = 128;
 pub const VOCABULARY: usize = 320;
