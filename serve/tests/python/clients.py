@@ -160,6 +160,12 @@ class OpenAI(Clients):
                 if encoding.get("encoding_format") != "base64":
                     self.same([answer.data[0].embedding], slice(index, index + 1))
 
+    def test_dimensions(self):
+        answer = self.client.embeddings.create(model=MODEL, input=TEXTS, dimensions=3)
+        for item in answer.data:
+            self.assertEqual(len(item.embedding), 3)
+            self.assertAlmostEqual(sum(x * x for x in item.embedding), 1, places=5)
+
     def test_models(self):
         self.assertIn(MODEL, [model.id for model in self.client.models.list()])
 
@@ -167,7 +173,7 @@ class OpenAI(Clients):
         with self.assertRaises(openai.NotFoundError):
             self.client.embeddings.create(model="other", input="a")
         with self.assertRaises(openai.BadRequestError):
-            self.client.embeddings.create(model=MODEL, input="a", dimensions=3)
+            self.client.embeddings.create(model=MODEL, input="a", dimensions=0)
 
 
 unittest.main(argv=sys.argv[:1], verbosity=1)
