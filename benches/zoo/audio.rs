@@ -7,17 +7,11 @@ use crate::entry::{config, Entry, Model, Target};
 
 /// The models.
 pub const ENTRIES: &[Entry] = &[
-    Entry {
-        name: "whisper-tiny-encoder",
-        build: |at| {
-            let model = whisper_tiny(at)?;
-            Model::fresh(model.encoder, [spectrogram(at)?], |encoder, x| encoder.forward(&x[0], true))
-        },
-    },
+    Entry { name: "whisper-tiny-encoder", build: |at| whisper_encoder(at, [384, 4, 6]) },
     Entry {
         name: "whisper-tiny",
         build: |at| {
-            Model::fresh(whisper_tiny(at)?, [spectrogram(at)?, at.tokens(32, 51865)?], |model, x| {
+            Model::fresh(whisper(at, [384, 4, 6])?, [spectrogram(at)?, at.tokens(32, 51865)?], |model, x| {
                 let sound = model.encoder.forward(&x[0], true)?;
                 let hidden = model.decoder.forward(&x[1], &sound, true)?;
                 model.decoder.final_linear(&hidden)
@@ -52,11 +46,16 @@ pub const ENTRIES: &[Entry] = &[
     },
 ];
 
-fn whisper_tiny(at: &Target) -> anyhow::Result<whisper::model::Whisper> {
+/// Whisper's encoder: width, layers and heads.
+pub fn whisper_encoder(at: &Target, sizes: [usize; 3]) -> anyhow::Result<Model> {
+    Model::fresh(whisper(at, sizes)?.encoder, [spectrogram(at)?], |encoder, x| encoder.forward(&x[0], true))
+}
+
+fn whisper(at: &Target, [width, layers, heads]: [usize; 3]) -> anyhow::Result<whisper::model::Whisper> {
     let config = config(json!({
-        "num_mel_bins": 80, "max_source_positions": 1500, "d_model": 384, "encoder_attention_heads": 6,
-        "encoder_layers": 4, "vocab_size": 51865, "max_target_positions": 448, "decoder_attention_heads": 6,
-        "decoder_layers": 4
+        "num_mel_bins": 80, "max_source_positions": 1500, "d_model": width, "encoder_attention_heads": heads,
+        "encoder_layers": layers, "vocab_size": 51865, "max_target_positions": 448, "decoder_attention_heads": heads,
+        "decoder_layers": layers
     }))?;
     Ok(whisper::model::Whisper::load(&at.weights(), config)?)
 }

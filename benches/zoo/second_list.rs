@@ -5,40 +5,16 @@ use candle_transformers::models::*;
 use serde_json::json;
 
 use crate::entry::{config, Entry, Model};
-use crate::first_list::{prompt, LENGTH};
-use crate::vision::{mobilenetv4_weights, not_in_fastvit, without_equal_projections, CLASSES};
+use crate::text::{prompt, qwen2, t5_encoder, LENGTH};
+use crate::vision::{convnext, convnextv2, efficientnet, hiera, mobilenetv4, not_in_fastvit, segformer, vgg, CLASSES};
 
 /// The models.
 pub const ENTRIES: &[Entry] = &[
     Entry { name: "resnet152", build: |at| Model::module(resnet::resnet152(CLASSES, at.weights())?, at.image(224)?) },
-    Entry {
-        name: "vgg13",
-        build: |at| {
-            let model = vgg::Vgg::new(at.weights(), vgg::Models::Vgg13)?;
-            Model::new([at.noise((3, 224, 224))?], move |x| Ok(vec![candle::ModuleT::forward_t(&model, &x[0], false)?]))
-        },
-    },
-    Entry {
-        name: "efficientnet-b4",
-        build: |at| {
-            let blocks = efficientnet::MBConvConfig::b4();
-            Model::module(efficientnet::EfficientNet::new(at.weights(), blocks, CLASSES)?, at.image(380)?)
-        },
-    },
-    Entry {
-        name: "convnext-small",
-        build: |at| {
-            let weights = at.weights_without(|name, _| name.contains(".grn."));
-            Model::module(convnext::convnext(&convnext::Config::small(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
-    Entry {
-        name: "convnextv2-nano",
-        build: |at| {
-            let weights = at.weights_without(|name, _| name.ends_with(".gamma"));
-            Model::module(convnext::convnext(&convnext::Config::nano(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
+    Entry { name: "vgg13", build: |at| vgg(at, vgg::Models::Vgg13) },
+    Entry { name: "efficientnet-b4", build: |at| efficientnet(at, efficientnet::MBConvConfig::b4(), 380) },
+    Entry { name: "convnext-small", build: |at| convnext(at, &convnext::Config::small()) },
+    Entry { name: "convnextv2-nano", build: |at| convnextv2(at, &convnext::Config::nano()) },
     Entry {
         name: "efficientvit-m5",
         build: |at| {
@@ -70,32 +46,9 @@ pub const ENTRIES: &[Entry] = &[
     },
     Entry { name: "eva2-large", build: |at| Model::module(eva2::vit_large(at.weights())?, at.image(448)?) },
     Entry { name: "dinov2-reg4-base", build: |at| Model::module(dinov2reg4::vit_base(at.weights())?, at.image(518)?) },
-    Entry {
-        name: "hiera-small",
-        build: |at| {
-            let weights = at.weights_without(without_equal_projections);
-            Model::module(hiera::hiera(&hiera::Config::small(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
-    Entry {
-        name: "mobilenetv4-large",
-        build: |at| {
-            let model = mobilenetv4::mobilenetv4(&mobilenetv4::Config::large(), CLASSES, mobilenetv4_weights(at))?;
-            Model::module(model, at.image(384)?)
-        },
-    },
-    Entry {
-        name: "segformer-b1",
-        build: |at| {
-            let config = config(json!({
-                "num_channels": 3, "num_encoder_blocks": 4, "depths": [2, 2, 2, 2], "sr_ratios": [8, 4, 2, 1],
-                "hidden_sizes": [64, 128, 320, 512], "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2],
-                "num_attention_heads": [1, 2, 5, 8], "mlp_ratios": [4, 4, 4, 4], "hidden_act": "gelu",
-                "layer_norm_eps": 1e-6, "decoder_hidden_size": 256
-            }))?;
-            Model::module(segformer::SemanticSegmentationModel::new(&config, 150, at.weights())?, at.image(512)?)
-        },
-    },
+    Entry { name: "hiera-small", build: |at| hiera(at, &hiera::Config::small()) },
+    Entry { name: "mobilenetv4-large", build: |at| mobilenetv4(at, &mobilenetv4::Config::large(), 384) },
+    Entry { name: "segformer-b1", build: |at| segformer(at, [2, 2, 2, 2], [64, 128, 320, 512], 256) },
     Entry {
         name: "beit-large",
         build: |at| Model::module(beit::BeitVisionTransformer::new(at.weights(), 24, 1024, 16)?, at.image(384)?),
@@ -122,23 +75,10 @@ pub const ENTRIES: &[Entry] = &[
                 "initializer_factor": 1.0, "feed_forward_proj": "relu", "is_encoder_decoder": true,
                 "pad_token_id": 0, "eos_token_id": 1
             }))?;
-            let model = t5::T5EncoderModel::load(at.weights(), &config)?;
-            Model::fresh(model, [at.tokens(LENGTH, 32128)?], |model, x| model.forward(&x[0]))
+            t5_encoder(at, &config, LENGTH)
         },
     },
-    Entry {
-        name: "qwen2.5-1.5b",
-        build: |at| {
-            let config = config(json!({
-                "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-                "num_attention_heads": 12, "num_key_value_heads": 2, "max_position_embeddings": 32768,
-                "sliding_window": 32768, "max_window_layers": 28, "tie_word_embeddings": true,
-                "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "use_sliding_window": false, "hidden_act": "silu"
-            }))?;
-            let weights = at.weights_without(|name, _| name == "lm_head.weight");
-            prompt(at, qwen2::ModelForCausalLM::new(&config, weights)?, 151936, |model, ids| model.forward(ids, 0))
-        },
-    },
+    Entry { name: "qwen2.5-1.5b", build: |at| qwen2(at, [1536, 8960, 28, 12]) },
     Entry {
         name: "gemma-2b",
         build: |at| {

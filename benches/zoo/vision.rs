@@ -16,20 +16,8 @@ pub const ENTRIES: &[Entry] = &[
     Entry { name: "resnet18", build: |at| Model::module(resnet::resnet18(CLASSES, at.weights())?, at.image(224)?) },
     Entry { name: "resnet34", build: |at| Model::module(resnet::resnet34(CLASSES, at.weights())?, at.image(224)?) },
     Entry { name: "resnet50", build: |at| Model::module(resnet::resnet50(CLASSES, at.weights())?, at.image(224)?) },
-    Entry {
-        name: "vgg16",
-        build: |at| {
-            let model = vgg::Vgg::new(at.weights(), vgg::Models::Vgg16)?;
-            Model::new([at.noise((3, 224, 224))?], move |x| Ok(vec![model.forward_t(&x[0], false)?]))
-        },
-    },
-    Entry {
-        name: "efficientnet-b0",
-        build: |at| {
-            let blocks = efficientnet::MBConvConfig::b0();
-            Model::module(efficientnet::EfficientNet::new(at.weights(), blocks, CLASSES)?, at.image(224)?)
-        },
-    },
+    Entry { name: "vgg16", build: |at| vgg(at, vgg::Models::Vgg16) },
+    Entry { name: "efficientnet-b0", build: |at| efficientnet(at, efficientnet::MBConvConfig::b0(), 224) },
     Entry {
         name: "efficientvit-m0",
         build: |at| {
@@ -52,31 +40,13 @@ pub const ENTRIES: &[Entry] = &[
             Model::module(mobileone::mobileone(&mobileone::Config::s0(), CLASSES, weights)?, at.image(224)?)
         },
     },
-    Entry {
-        name: "mobilenetv4-small",
-        build: |at| {
-            let model = mobilenetv4::mobilenetv4(&mobilenetv4::Config::small(), CLASSES, mobilenetv4_weights(at))?;
-            Model::module(model, at.image(224)?)
-        },
-    },
+    Entry { name: "mobilenetv4-small", build: |at| mobilenetv4(at, &mobilenetv4::Config::small(), 224) },
     Entry {
         name: "convmixer-1024-20",
         build: |at| Model::module(convmixer::c1024_20(CLASSES, at.weights())?, at.image(224)?),
     },
-    Entry {
-        name: "convnextv2-atto",
-        build: |at| {
-            let weights = at.weights_without(|name, _| name.ends_with(".gamma"));
-            Model::module(convnext::convnext(&convnext::Config::atto(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
-    Entry {
-        name: "convnext-tiny",
-        build: |at| {
-            let weights = at.weights_without(|name, _| name.contains(".grn."));
-            Model::module(convnext::convnext(&convnext::Config::tiny(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
+    Entry { name: "convnextv2-atto", build: |at| convnextv2(at, &convnext::Config::atto()) },
+    Entry { name: "convnext-tiny", build: |at| convnext(at, &convnext::Config::tiny()) },
     Entry {
         name: "fastvit-t8",
         build: |at| {
@@ -86,13 +56,7 @@ pub const ENTRIES: &[Entry] = &[
             Model::module(fastvit::fastvit(&fastvit::Config::t8(), CLASSES, weights)?, at.image(256)?)
         },
     },
-    Entry {
-        name: "hiera-tiny",
-        build: |at| {
-            let weights = at.weights_without(without_equal_projections);
-            Model::module(hiera::hiera(&hiera::Config::tiny(), CLASSES, weights)?, at.image(224)?)
-        },
-    },
+    Entry { name: "hiera-tiny", build: |at| hiera(at, &hiera::Config::tiny()) },
     Entry {
         name: "vit-base",
         build: |at| {
@@ -123,19 +87,7 @@ pub const ENTRIES: &[Entry] = &[
             })
         },
     },
-    Entry {
-        name: "segformer-b0",
-        build: |at| {
-            let config = config(json!({
-                "num_channels": 3, "num_encoder_blocks": 4, "depths": [2, 2, 2, 2], "sr_ratios": [8, 4, 2, 1],
-                "hidden_sizes": [32, 64, 160, 256], "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2],
-                "num_attention_heads": [1, 2, 5, 8], "mlp_ratios": [4, 4, 4, 4], "hidden_act": "gelu",
-                "layer_norm_eps": 1e-6, "decoder_hidden_size": 256
-            }))?;
-            let model = segformer::SemanticSegmentationModel::new(&config, 150, at.weights())?;
-            Model::module(model, at.image(512)?)
-        },
-    },
+    Entry { name: "segformer-b0", build: |at| segformer(at, [2, 2, 2, 2], [32, 64, 160, 256], 256) },
     Entry {
         name: "mobile-sam",
         build: |at| {
@@ -212,14 +164,48 @@ pub const ENTRIES: &[Entry] = &[
     },
 ];
 
-/// A variant without attention has no scales of layers, and no empty weights.
-pub fn mobilenetv4_weights(at: &Target) -> candle_nn::VarBuilder<'static> {
-    at.weights_without(|name, shape| shape.contains(&0) || name.contains("layer_scale"))
+pub fn vgg(at: &Target, which: vgg::Models) -> anyhow::Result<Model> {
+    let model = vgg::Vgg::new(at.weights(), which)?;
+    Model::new([at.noise((3, 224, 224))?], move |x| Ok(vec![model.forward_t(&x[0], false)?]))
 }
 
-/// Is this weight of Hiera missing? A block has a projection only where the width changes.
-pub fn without_equal_projections(name: &str, shape: &[usize]) -> bool {
-    name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
+pub fn efficientnet(at: &Target, blocks: Vec<efficientnet::MBConvConfig>, size: usize) -> anyhow::Result<Model> {
+    Model::module(efficientnet::EfficientNet::new(at.weights(), blocks, CLASSES)?, at.image(size)?)
+}
+
+/// A variant without attention has no scales of layers, and no empty weights.
+pub fn mobilenetv4(at: &Target, config: &mobilenetv4::Config, size: usize) -> anyhow::Result<Model> {
+    let weights = at.weights_without(|name, shape| shape.contains(&0) || name.contains("layer_scale"));
+    Model::module(mobilenetv4::mobilenetv4(config, CLASSES, weights)?, at.image(size)?)
+}
+
+pub fn convnext(at: &Target, config: &convnext::Config) -> anyhow::Result<Model> {
+    let weights = at.weights_without(|name, _| name.contains(".grn."));
+    Model::module(convnext::convnext(config, CLASSES, weights)?, at.image(224)?)
+}
+
+pub fn convnextv2(at: &Target, config: &convnext::Config) -> anyhow::Result<Model> {
+    let weights = at.weights_without(|name, _| name.ends_with(".gamma"));
+    Model::module(convnext::convnext(config, CLASSES, weights)?, at.image(224)?)
+}
+
+/// A block has a projection only where the width changes.
+pub fn hiera(at: &Target, config: &hiera::Config) -> anyhow::Result<Model> {
+    let weights = at.weights_without(|name, shape| {
+        name.ends_with(".proj.weight") && !name.contains(".attn.") && shape.len() == 2 && shape[0] == shape[1]
+    });
+    Model::module(hiera::hiera(config, CLASSES, weights)?, at.image(224)?)
+}
+
+/// Segformer: layers and widths of its stages, and the width of its decoder.
+pub fn segformer(at: &Target, depths: [usize; 4], widths: [usize; 4], decoder: usize) -> anyhow::Result<Model> {
+    let config = config(json!({
+        "num_channels": 3, "num_encoder_blocks": 4, "depths": depths, "sr_ratios": [8, 4, 2, 1],
+        "hidden_sizes": widths, "patch_sizes": [7, 3, 3, 3], "strides": [4, 2, 2, 2],
+        "num_attention_heads": [1, 2, 5, 8], "mlp_ratios": [4, 4, 4, 4], "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6, "decoder_hidden_size": decoder
+    }))?;
+    Model::module(segformer::SemanticSegmentationModel::new(&config, 150, at.weights())?, at.image(512)?)
 }
 
 /// Is this weight missing in all FastViT checkpoints? The model's blocks have different branches.
