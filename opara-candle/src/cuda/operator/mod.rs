@@ -16,7 +16,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 use half::{bf16, f16};
 
 use self::rows::Rows;
-use crate::cuda::driver::kernels;
+use crate::cuda::driver::{address_of, kernels};
 use crate::gradient::applied;
 
 /// An operator that is one kernel, with a variant for each float dtype.
@@ -47,6 +47,19 @@ pub(crate) fn is_known(dtype: DType) -> bool {
 pub(crate) fn takes(first: &Tensor, rest: &[Option<&Tensor>]) -> bool {
     let alike = |other: &&Tensor| other.dtype() == first.dtype() && other.device().same_device(first.device());
     is_known(first.dtype()) && first.device().is_cuda() && rest.iter().flatten().all(alike)
+}
+
+/// Do all begin at a multiple of 16 bytes, as vectors do?
+///
+/// # Errors
+/// A tensor that is not on a GPU.
+pub(crate) fn begin_wide<'a>(tensors: impl IntoIterator<Item = &'a Tensor>) -> Result<bool> {
+    for tensor in tensors {
+        if !address_of(tensor).map_err(candle::Error::wrap)?.is_multiple_of(16) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The rows of `x`, if the kernels support the operands and each vector has one element per column.

@@ -7,8 +7,7 @@ use cudarc::driver::DeviceRepr;
 use super::composed::by_mask;
 use super::launch::{self, Operands, Sizes};
 use super::operands::{CachedAttention, NewTokens};
-use crate::cuda::driver::address_of;
-use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
 use crate::ops::causal_attention::{self, causal_attention};
 use crate::ops::new_tokens::{self, new_tokens, Beside};
 
@@ -34,10 +33,8 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let (qkv, start) = (qkv.contiguous()?, start.contiguous()?);
     let (rotary, by_distance) = (contiguous(rotary)?, contiguous(by_distance)?);
     let scales = norms.as_ref().map_or([None; 2], |(q, k)| [Some(q), Some(k)]);
-    for operand in [Some(&qkv), Some(cache), rotary.as_ref()].into_iter().chain(scales).flatten() {
-        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
-            return Ok(None);
-        }
+    if !begin_wide([Some(&qkv), Some(cache), rotary.as_ref()].into_iter().chain(scales).flatten())? {
+        return Ok(None);
     }
     if !is_one {
         let norms = norms.as_ref().map(|(q, k)| (q, k));

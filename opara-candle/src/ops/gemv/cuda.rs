@@ -5,9 +5,8 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Epilogue, Operands, Sizes};
-use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::Capabilities;
-use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
 use crate::ops::{Activation, RmsScale};
 
 /// `residual + activation(norm(x) * weightᵀ + bias)`; `None` where other operators have to do it, or have to refuse.
@@ -56,10 +55,8 @@ fn run(
     let Some(of) = Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
-    for operand in [Some(&x), Some(weight), scale.as_ref()].into_iter().flatten() {
-        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
-            return Ok(None);
-        }
+    if !begin_wide([Some(&x), Some(weight), scale.as_ref()].into_iter().flatten())? {
+        return Ok(None);
     }
     let eps = norm.map_or(0., |(_, eps)| eps);
     let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);

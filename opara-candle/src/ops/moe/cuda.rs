@@ -7,9 +7,8 @@ use half::{bf16, f16};
 
 use super::launch::{self, Sizes};
 use super::layer::Layer;
-use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::written;
-use crate::cuda::operator::{elements, takes, with_elements};
+use crate::cuda::operator::{begin_wide, elements, takes, with_elements};
 use crate::ops::Activation;
 
 /// Operands are contiguous and go together. `None` where other operators have to do it.
@@ -21,10 +20,8 @@ pub(super) fn moe(of: &Layer, activation: Activation) -> Result<Option<Tensor>> 
     if !of.are_known() || !are_together || !takes(x, &[Some(gate_up), Some(down)]) {
         return Ok(None);
     }
-    for operand in [x, gate_up, down] {
-        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
-            return Ok(None);
-        }
+    if !begin_wide([x, gate_up, down])? {
+        return Ok(None);
     }
     let groups = ids.apply_op1_no_bwd(&Step { of, kind: Kind::Groups })?;
     let weights = weights.to_dtype(DType::F32)?;

@@ -90,7 +90,7 @@ impl Sizes {
         }
     }
 
-    /// So many tiles are enough.
+    /// The number of tiles that is enough for any choice of experts.
     fn tiles(&self) -> usize {
         self.pairs().min(self.experts + self.pairs() / self.tile())
     }

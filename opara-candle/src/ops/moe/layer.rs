@@ -30,7 +30,7 @@ impl Layer<'_> {
         if let Some(id) = ids.iter().find(|id| **id as usize >= experts) {
             bail!("expert {id} of {experts}")
         }
-        let mut y = self.x.zeros_like()?;
+        let (mut y, weights) = (self.x.zeros_like()?, weights.flatten_all()?);
         for expert in 0..experts {
             let pairs: Vec<u32> = (0..ids.len() as u32).filter(|pair| ids[*pair as usize] as usize == expert).collect();
             if pairs.is_empty() {
@@ -39,7 +39,7 @@ impl Layer<'_> {
             let rows: Vec<u32> = pairs.iter().map(|pair| pair / chosen as u32).collect();
             let (pairs, rows) = (Tensor::new(pairs, self.x.device())?, Tensor::new(rows, self.x.device())?);
             let of = gated(&linear(&self.x.index_select(&rows, 0)?, &self.gate_up.get(expert)?, None)?, activation)?;
-            let weight = weights.flatten_all()?.index_select(&pairs, 0)?.unsqueeze(1)?;
+            let weight = weights.index_select(&pairs, 0)?.unsqueeze(1)?;
             let of = linear(&of, &self.down.get(expert)?, None)?.broadcast_mul(&weight)?;
             y = y.index_add(&rows, &of, 0)?;
         }

@@ -7,9 +7,8 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use self::launch::Sizes;
-use crate::cuda::driver::address_of;
 use crate::cuda::operator::head_rows::HeadRows;
-use crate::cuda::operator::{launched, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, launched, with_elements, Call, Kernel};
 
 /// What [`attention`](super::attention) of one query a head gives, as `(batch, 1, heads, dim)`. Keys and values come with their layouts,
 /// and the bias with its strides over items and heads. `None` where other kernels have to do it.
@@ -25,10 +24,8 @@ pub(super) fn one_query(
     if !sizes.is_known() {
         return Ok(None);
     }
-    for operand in [q, k, v] {
-        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
-            return Ok(None);
-        }
+    if !begin_wide([q, k, v])? {
+        return Ok(None);
     }
     let bias = bias.map(|(bias, _)| bias.clone());
     launched(OneQuery { sizes, k: k.clone(), v: v.clone(), bias }, q, (batch, 1, heads, dim)).map(Some)

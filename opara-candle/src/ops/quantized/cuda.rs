@@ -9,9 +9,8 @@ use half::{bf16, f16};
 use super::blocks::Format;
 use super::launch::{self, Codes, Gemv, Operands};
 use super::weight::QuantizedWeight;
-use crate::cuda::driver::address_of;
 use crate::cuda::driver::kernels::{written, Capabilities};
-use crate::cuda::operator::{elements, launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, elements, launched, takes, with_elements, Call, Kernel};
 use crate::gradient::applied;
 use crate::ops::{Activation, RmsScale};
 
@@ -42,10 +41,8 @@ pub(super) fn product(
     let Some(of) = of else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
-    for operand in [Some(&x), Some(&weight.codes), Some(&weight.scales), scale.as_ref()].into_iter().flatten() {
-        if !address_of(operand).map_err(candle::Error::wrap)?.is_multiple_of(16) {
-            return Ok(None);
-        }
+    if !begin_wide([Some(&x), Some(&weight.codes), Some(&weight.scales), scale.as_ref()].into_iter().flatten())? {
+        return Ok(None);
     }
     let eps = norm.map_or(0., |(_, eps)| eps);
     let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);

@@ -47,7 +47,7 @@ impl Part {
     fn launch(&self, of: &CudaStorage, layout: &Layout) -> Result<CudaStorage> {
         let (device, bytes, numel) = (&of.device, layout.shape().elem_count(), self.shape.elem_count());
         if u32::try_from(numel).is_err() {
-            bail!("a weight with {numel} codes: the kernel does not count so many")
+            bail!("a weight with {numel} codes is larger than the kernel counts")
         }
         let of: &CudaView<u8> = &elements(of, layout)?;
         let config = blocks(numel);
