@@ -1,9 +1,9 @@
 //! Attention of one query a head on a GPU against the CPU.
 
 use candle::{DType, Result, Tensor};
-use opara_candle::{ops, BuiltIn, Mode, OparaExecutor, StepState};
+use opara_candle::ops;
 
-use super::{assert_near, both, DTYPES};
+use super::{assert_near, assert_steps_have_eager_bits, both, DTYPES};
 use crate::common::{gpu, same_bits, waves};
 
 #[test]
@@ -78,14 +78,5 @@ fn keys_that_a_step_writes_first_are_read_when_they_are_written() -> anyhow::Res
     };
     let (cache, bias) = ([1, 4, 128, 64], on_gpu(7, &[1, 4, 1, 128], 1.)?);
     let start = vec![Tensor::new(&[3u32], &device)?, on_gpu(5, &cache, 1.)?, on_gpu(6, &cache, 1.)?, bias];
-    let builder = OparaExecutor::builder().scheduler(BuiltIn::Sequential);
-    let fast = builder.build_step(step.clone(), &x, &start)?;
-    assert_eq!(fast.report().mode(), Mode::Graph, "{}", fast.report());
-    let (mut ours, eager) = (start.fork()?, start.fork()?);
-    for at in 0..20 {
-        let expected = step(&x, &eager)?;
-        let got = fast.step(&x, &mut ours)?;
-        assert!(same_bits(&got[0], &expected[0])?, "step {at}");
-    }
-    Ok(())
+    assert_steps_have_eager_bits(step, &x, &start, &[], "keys that are written first")
 }

@@ -1,17 +1,18 @@
 //! Decoders whose cache grows, on a GPU: steps that are replayed give what the module gives. Without a GPU, or without the `cuda`
 //! feature, each test says that it skips.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use crate::common::gpu;
-use candle::{DType, Device, Shape, Tensor, D};
-use candle_nn::var_builder::SimpleBackend;
-use candle_nn::{Init, VarBuilder};
+use candle::{DType, Device, Tensor, D};
+use candle_nn::VarBuilder;
 use candle_transformers::models::{gemma3, llama, qwen2};
 use opara_candle::{DecoderError, DecoderExecutor, Error, OnUncapturable, OparaExecutor};
 use opara_examples::relative_error;
 use serde_json::json;
+
+use super::prompt;
+use super::texts::weights;
+use crate::common::gpu;
 
 const VOCABULARY: usize = 300;
 
@@ -53,10 +54,6 @@ fn gemma3_of(weights: VarBuilder, window: usize) -> anyhow::Result<gemma3::Model
         "query_pre_attn_scalar": 64, "sliding_window": window, "sliding_window_pattern": 2, "max_position_embeddings": 128
     }))?;
     Ok(gemma3::Model::new(false, &config, weights)?)
-}
-
-fn prompt(tokens: u32, device: &Device) -> candle::Result<Tensor> {
-    Tensor::from_iter((0..tokens).map(|i| i * 7 % VOCABULARY as u32), device)?.unsqueeze(0)
 }
 
 /// Writes a text behind prompts of these lengths, the module's own tokens, and compares the logits.
@@ -112,44 +109,13 @@ fn steps_give_the_modules_logits() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Weights that all models share, as those of a file are.
-struct Shared {
-    of: VarBuilder<'static>,
-    made: Mutex<HashMap<String, Tensor>>,
-}
-
-impl SimpleBackend for Shared {
-    fn get(&self, shape: Shape, name: &str, _: Init, _: DType, _: &Device) -> candle::Result<Tensor> {
-        let mut made = self.made.lock().unwrap();
-        if let Some(tensor) = made.get(name) {
-            return Ok(tensor.clone());
-        }
-        let tensor = self.of.get(shape, name)?;
-        made.insert(name.into(), tensor.clone());
-        Ok(tensor)
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, _: &Device) -> candle::Result<Tensor> {
-        self.of.get_unchecked_dtype(name, dtype)
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.of.contains_tensor(name)
-    }
-}
-
-fn shared(dtype: DType, device: &Device) -> VarBuilder<'static> {
-    let backend = Shared { of: opara_weights::seeded(3, dtype, device), made: Mutex::default() };
-    VarBuilder::from_backend(Box::new(backend), dtype, device.clone())
-}
-
 /// A model that is made anew for each text has tables of its own, at other addresses.
 #[test]
 fn models_that_are_made_anew_are_replayed() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let example = prompt(6, &device)?;
     for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2)] {
-        let weights = shared(dtype, &device);
+        let weights = weights(dtype, &device);
         let model = gemma3_of(weights.clone(), 24)?;
         let make = move || gemma3_of(weights.clone(), 24).map_err(candle::Error::wrap);
         let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
@@ -157,7 +123,7 @@ fn models_that_are_made_anew_are_replayed() -> anyhow::Result<()> {
         assert_near(&mut fast, &model, gemma3::Model::forward, tolerance, &device)?;
     }
     // A cache that grows is dropped in each step, by the only model that has it.
-    let weights = shared(DType::F16, &device);
+    let weights = weights(DType::F16, &device);
     let make = move || qwen2_of(weights.clone()).map_err(candle::Error::wrap);
     let model = make()?;
     let forward = qwen2::ModelForCausalLM::forward;
