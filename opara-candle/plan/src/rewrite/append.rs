@@ -1,6 +1,7 @@
 //! How a pass adds a token to the keys or values that it has of earlier ones.
 
-use super::graph::{strides_over, Compute, Graph, Node, Operand, Value};
+use super::compute::Compute;
+use super::graph::{strides_over, Graph, Node, Operand, Value};
 
 /// A node that gives earlier tokens, runs of them, with a new one: behind them in memory of its own, or in place, where there is room.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,7 +2,8 @@
 
 use hashbrown::HashMap;
 
-use super::graph::{ByPosition, Compute, Input, Node, Operand, Output, Value};
+use super::compute::{ByPosition, Compute};
+use super::graph::{Input, Node, Operand, Output, Value};
 use super::growth::{Cache, Grown, Growth, Recorded, Source};
 use super::heads::Heads;
 use super::over_capacity::over_capacity;

@@ -7,7 +7,8 @@
 //! leaves for the next one, in the same size, is a state.
 
 use super::append::Append;
-use super::graph::{Compute, Graph, Input, Value};
+use super::compute::Compute;
+use super::graph::{Graph, Input, Value};
 use crate::trace::Element;
 
 /// The step that adds a token to a text of any length.

@@ -1,6 +1,7 @@
 //! The first item of a batch: what a graph computes of a part of its operands.
 
-use super::graph::{Compute, Graph, Node, Operand, Value};
+use super::compute::Compute;
+use super::graph::{Graph, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// The part of a graph that computes one of several items.

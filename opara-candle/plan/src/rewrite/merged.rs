@@ -38,7 +38,8 @@ fn of(value: Value, first: &[usize]) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use super::super::graph::{Compute, Input, Node, Operand, Output};
+    use super::super::compute::Compute;
+    use super::super::graph::{Input, Node, Operand, Output};
     use super::*;
     use crate::trace::{Element, Function};
 

@@ -6,6 +6,7 @@
 mod append;
 mod changes;
 mod common_step;
+mod compute;
 mod errors;
 mod graph;
 mod growing;
@@ -25,11 +26,9 @@ mod stretch;
 mod tests;
 
 pub use changes::Changes;
+pub use compute::{ByPosition, Compute, Convolution, ProductEnd, Step};
 pub use errors::{Compared, Errors};
-pub use graph::{
-    strides_over, ByPosition, Compute, Convolution, Graph, Input, Node, Operand, Output, ProductEnd, ProductPrecision,
-    Step, Value,
-};
+pub use graph::{strides_over, Graph, Input, Node, Operand, Output, ProductPrecision, Value};
 pub use growth::{Cache, Counted, Grown, Growth, Inputs, Recorded, Source};
 pub use item::{first_item, Item};
 pub use matched::matched;

@@ -1,6 +1,7 @@
 //! What is computed of values that grow with the text, over all places that there is room for.
 
-use super::graph::{ByPosition, Compute, Node};
+use super::compute::{ByPosition, Compute};
+use super::graph::Node;
 use super::scores::{Mask, Scores};
 use super::stretch::{Extent, Stretched};
 use crate::trace::Function;

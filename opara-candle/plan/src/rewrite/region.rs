@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use hashbrown::{HashMap, HashSet};
 
-use super::graph::{Compute, Graph, Input, Node, Operand, Output, Value};
+use super::compute::Compute;
+use super::graph::{Graph, Input, Node, Operand, Output, Value};
 use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, Op, OpId, Role, Trace, View};
 
 /// Consecutive ops, and what they compute together.

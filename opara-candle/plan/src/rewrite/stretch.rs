@@ -1,6 +1,7 @@
 //! Values that grow with the text, over the places that there is room for.
 
-use super::graph::{ByPosition, Operand};
+use super::compute::ByPosition;
+use super::graph::Operand;
 use crate::trace::Dim;
 
 /// How the tokens of a value lie: in each of some rows, some elements of each place.

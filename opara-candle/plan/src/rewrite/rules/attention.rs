@@ -6,7 +6,8 @@ use super::found::Found;
 use super::rule::{rule, Rule};
 use super::scores::Product;
 use super::{copied_heads, grouped_heads, queries_together};
-use crate::rewrite::graph::{Compute, Node, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand};
 use crate::rewrite::scores::{Mask, Scores};
 use crate::trace::{Element, Function};
 

@@ -3,7 +3,8 @@
 use super::facts::Facts;
 use super::found::Found;
 use super::views::behind;
-use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand, Value};
 use crate::rewrite::scores::Scores;
 use crate::trace::{Element, Function};
 

@@ -3,7 +3,8 @@
 use super::facts::Facts;
 use super::found::Found;
 use super::rule::{rule, Rule};
-use crate::rewrite::graph::{Compute, Node, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand};
 
 pub(super) const RULES: [Rule; 2] = [
     // relu([x1 | .. | xn]) -> one launch

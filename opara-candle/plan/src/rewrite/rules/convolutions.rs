@@ -5,7 +5,8 @@ use super::concats::ends_in_relu;
 use super::found::{self, Found};
 use super::rule::{rule, Rule};
 use super::{grouped_convolution, padding, transposed_convolution};
-use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Step};
+use crate::rewrite::compute::{Compute, Convolution, Step};
+use crate::rewrite::graph::{Node, Operand};
 use crate::trace::{Dim, Function};
 
 pub(super) const RULES: [Rule; 12] = [

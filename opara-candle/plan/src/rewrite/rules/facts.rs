@@ -1,6 +1,7 @@
 //! Queries of rules about a graph.
 
-use crate::rewrite::graph::{Compute, Graph, Node, Operand, ProductEnd, Step, Value};
+use crate::rewrite::compute::{Compute, ProductEnd, Step};
+use crate::rewrite::graph::{Graph, Node, Operand, Value};
 use crate::trace::Function;
 
 /// A graph while a rule is applied to it, and what was known of it before: a rule leaves that true.

@@ -6,7 +6,8 @@
 use super::facts::Facts;
 use super::pattern::Pattern;
 use super::product::Product;
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::trace::{Dim, Element, Function};
 
 /// A node that a pattern fits, and what its names stand for.

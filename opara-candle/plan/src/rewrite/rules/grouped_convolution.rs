@@ -1,7 +1,8 @@
 //! Grouped convolutions, which candle runs as one convolution a group.
 
 use super::found::Found;
-use crate::rewrite::graph::{Compute, Convolution, Node, Operand, Value};
+use crate::rewrite::compute::{Compute, Convolution};
+use crate::rewrite::graph::{Node, Operand, Value};
 use crate::trace::{Dim, Function, Window};
 
 /// Rejoins convolutions of consecutive channels with consecutive parts of a weight, whose results lie one after the other.

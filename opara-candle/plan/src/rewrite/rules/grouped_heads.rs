@@ -3,7 +3,8 @@
 use super::facts::Facts;
 use super::found::Found;
 use super::views::through;
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// Lets attention read keys and values that were repeated for each head where they came from.

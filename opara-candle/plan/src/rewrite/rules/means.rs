@@ -2,7 +2,8 @@
 
 use super::found::Found;
 use super::pattern::{pattern, Pattern};
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{strides_over, Node, Operand};
 use crate::trace::{is_contiguous, Dim, Function};
 
 /// A mean of means of rows, or of columns.

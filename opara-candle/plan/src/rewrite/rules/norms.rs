@@ -6,7 +6,8 @@ use super::found::Found;
 use super::means::{self, OF_MEANS};
 use super::pattern::{pattern, Pattern};
 use super::rule::{rule, Rule};
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 pub(super) const RULES: [Rule; 4] = [

@@ -2,7 +2,8 @@
 
 use super::facts::Facts;
 use super::found::Found;
-use crate::rewrite::graph::{Compute, Node, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand};
 use crate::trace::{Dim, Function, Window};
 
 /// Lets the zeros that a convolution's operand was put between be the convolution's padding.

@@ -1,7 +1,8 @@
 //! A product with a weight.
 
 use super::facts::Facts;
-use crate::rewrite::graph::{Compute, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::Operand;
 use crate::trace::Function;
 
 /// A product with a weight: `x`, `(rows, inner)`, the weight, `(columns, inner)`, and the bias, if it has one.

@@ -4,7 +4,8 @@ use super::found::{self, Found};
 use super::product::Product;
 use super::products_of_one;
 use super::rule::{rule, Rule};
-use crate::rewrite::graph::{strides_over, Compute, Node, Operand};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{strides_over, Node, Operand};
 use crate::trace::{Dim, Element};
 
 pub(super) const RULES: [Rule; 6] = [

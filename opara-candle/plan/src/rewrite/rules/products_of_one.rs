@@ -3,7 +3,8 @@
 use super::facts::Facts;
 use super::found::Found;
 use super::product::Product;
-use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
 /// The first of several products of one operand as a product with all their weights, of which each is a view. Whatever reads them has to

@@ -4,7 +4,8 @@ use super::facts::Facts;
 use super::found::{self, Found};
 use super::products::ACTIVATIONS;
 use super::rule::{rule, Rule};
-use crate::rewrite::graph::{Compute, Node, Operand, ProductEnd, Value};
+use crate::rewrite::compute::{Compute, ProductEnd};
+use crate::rewrite::graph::{Node, Operand, Value};
 use crate::trace::{BlockType, Function};
 
 pub(super) const RULES: [Rule; 5] = [
@@ -23,7 +24,7 @@ pub(super) const RULES: [Rule; 5] = [
 /// Rows that the kernels take.
 const FEW: u64 = 8;
 
-/// Elements of a row of the weight come in groups of so many at most.
+/// The largest group of elements that share a scale, in a row of the weight.
 const GROUP: u64 = 32;
 
 fn use_own(found: &Found) -> Option<Node> {

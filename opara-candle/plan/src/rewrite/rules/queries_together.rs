@@ -3,8 +3,8 @@
 use crate::rewrite::graph::{strides_over, Operand};
 use crate::trace::Dim;
 
-/// Queries, `(heads, tokens, size)`, as those of more heads, if masks of their scores repeat over these: a head of fewer tokens, as many as
-/// the masks have rows.
+/// Queries, `(heads, tokens, size)`, divided among more heads of fewer tokens, as many as the masks of their scores have rows. `None`
+/// if the masks do not repeat.
 pub(super) fn apart(q: &Operand, keys: u64, masks: &[&Operand]) -> Option<Operand> {
     let [heads, tokens, size] = q.dims[..] else { return None };
     let is_view = |mask: &&&Operand| strides_over(&mask.dims, &[heads.len, tokens.len, keys]).is_some();

@@ -3,7 +3,8 @@
 use super::channels::of_channels;
 use super::facts::Facts;
 use super::found::Found;
-use crate::rewrite::graph::{Compute, Node, Operand, Value};
+use crate::rewrite::compute::Compute;
+use crate::rewrite::graph::{Node, Operand, Value};
 use crate::trace::Function;
 
 /// Elements of the result that are a stride apart are a convolution of `x` with those of the weight that are a stride apart. All

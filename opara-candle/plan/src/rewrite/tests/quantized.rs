@@ -6,7 +6,7 @@ use crate::trace::BlockType;
 
 const INNER: u64 = 256;
 
-/// A weight of so many rows, as bytes.
+/// The bytes of a weight with `columns` rows of `INNER` elements.
 fn weight(maker: &mut Maker, blocks: BlockType, columns: u64) -> View {
     let of_row = blocks.bytes_of_row(INNER).unwrap();
     let buffer = maker.weight(columns * of_row);
@@ -14,7 +14,7 @@ fn weight(maker: &mut Maker, blocks: BlockType, columns: u64) -> View {
     View { element: Element::U8, ..view(buffer, 0, &[(columns, of_row), (of_row, 1)]) }
 }
 
-/// The product of rows with a weight of so many columns.
+/// The product of `rows` rows with a weight, `columns` results each.
 fn product(maker: &mut Maker, blocks: BlockType, x: BufferId, [rows, columns]: [u64; 2]) -> BufferId {
     let weight = weight(maker, blocks, columns);
     let x = view(x, 0, &[(rows, INNER), (INNER, 1)]);
