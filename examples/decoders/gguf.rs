@@ -101,7 +101,7 @@ fn content(Written(path): &Written) -> Result<(Content, BufReader<File>)> {
 struct Pools(HashMap<(GgmlDType, usize), Vec<u8>>);
 
 impl Pools {
-    /// Rows of so many elements.
+    /// A weight of `rows` rows with `columns` elements each.
     fn weight(&mut self, dtype: GgmlDType, rows: usize, columns: usize) -> Result<QTensor> {
         // A prime, so that one row's blocks are not those of another one for long.
         const BLOCKS: usize = 16_411;

@@ -48,7 +48,7 @@ impl Counted {
         Ok(counted)
     }
 
-    /// Whether a pass behind so many tokens has what the position says.
+    /// Whether a pass behind `length` tokens uploads the numbers of that position.
     pub fn holds(&self, pass: &WholePass, length: usize) -> Result<bool> {
         let Some(Place::Upload(bytes)) = pass.places.get(self.input) else { return Ok(false) };
         Ok(self.kind.at(length) == numbers(bytes, self.dtype)?)
@@ -102,7 +102,7 @@ impl Kind {
         kinds.into_iter().find(|kind| is_all && kind.at(lengths[0]) == a)
     }
 
-    /// The numbers behind so many tokens.
+    /// The numbers behind `length` tokens.
     fn at(&self, length: usize) -> Vec<f64> {
         match self {
             Kind::Affine { zero, step } => {

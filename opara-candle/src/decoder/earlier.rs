@@ -26,7 +26,7 @@ impl Earlier {
         Ok(Self { first, tokens: tokens.reshape(((), heads, size))?.transpose(0, 1)?.contiguous()? })
     }
 
-    /// The tokens of an input, in so many rows, of so many elements in each. It may have a window.
+    /// The tokens of an input, which has rows with some elements of each token. It may have a window.
     pub fn of(
         pass: &WholePass,
         known: &Known,

@@ -94,7 +94,10 @@ impl Step {
         let (far_pass, text) = captured(texts, text, &token, far)?;
         let (farthest_pass, _farthest) = captured(texts, text, &token, far + 1)?;
         if pass.overwritten.iter().any(|&(input, _)| far_pass.places.get(input) == Some(&pass.places[input])) {
-            return Err(refused("clones of the model write to the same memory: let each text have its own, or make a new tensor at each step"));
+            return Err(refused(
+                "clones of the model write to the same memory: let each text have its own, or make a new tensor at each \
+                 step",
+            ));
         }
         let next = pass.left_to(&later)?;
         if far_pass.left_to(&farthest_pass)? != next {
@@ -277,7 +280,7 @@ fn inputs(pass: &WholePass, token: &Tensor) -> Result<Vec<Tensor>> {
     (0..pass.places.len()).map(input).collect()
 }
 
-/// The dimension along which a module gives logits of so many tokens, if it does not give those of the last one alone.
+/// The dimension of tokens, if a module gives logits of each token, and not of the last one alone.
 fn each_of(several: &[usize], one: &[usize], tokens: usize) -> Option<Option<usize>> {
     if several == one {
         return Some(None);

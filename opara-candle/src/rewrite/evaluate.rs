@@ -34,7 +34,7 @@ pub(crate) fn evaluate(
     graph.outputs.iter().map(|output| evaluation.tensor(output.value)).collect()
 }
 
-/// Bytes that a weight of so many takes at most in the order that operators need: of GGUF's smallest blocks, 84 bytes for 256 elements,
+/// Bytes of a weight in the order that operators need, at most: of GGUF's smallest blocks, 84 bytes for 256 elements,
 /// ten bits an element.
 pub(crate) fn arranged_bytes(element: Element, bytes: u64) -> u64 {
     if element == Element::U8 {

@@ -22,7 +22,7 @@ pub struct Tokens<'a> {
 /// A transformer on a device: the hidden states `(batch, tokens, width)` of a batch, or `(batch, width)` of one that pools them itself.
 pub type Transformer = Box<dyn Fn(&Tokens) -> candle::Result<Tensor> + Send + Sync>;
 
-/// Makes a transformer of weights, for texts of at most so many tokens.
+/// Makes a transformer of weights. The number is the length of the longest text, in tokens.
 pub type Loader = Arc<dyn Fn(VarBuilder<'static>, usize) -> candle::Result<Transformer> + Send + Sync>;
 
 /// A tower that sees pictures, on a device: vectors of pixels `(batch, channels, side, side)`.

@@ -167,7 +167,7 @@ impl Embedder {
     }
 }
 
-/// Inputs of a batch whose first row has so many tokens, and the others one.
+/// Inputs of a batch whose first row has `tokens` tokens, and the others one.
 fn example(encoder: &Encoder, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
     let batch = encoder.batch(bucket, &[&TextRow::from(vec![1; tokens])], device)?;
     batch.inputs(encoder).map_err(|_| candle::Error::Msg("a batch without types has types".into()))

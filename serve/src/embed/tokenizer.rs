@@ -174,7 +174,7 @@ impl TextTokenizer {
         self.cuts
     }
 
-    /// Takes at most so many tokens of a text.
+    /// Takes at most `tokens` tokens of a text.
     pub fn limited(mut self, tokens: usize) -> Self {
         self.limit = self.limit.min(tokens);
         self

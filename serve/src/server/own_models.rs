@@ -14,7 +14,7 @@ use crate::protocol::Service;
 use super::routes::router;
 use super::settings::Settings;
 
-/// Models that a program makes itself, to be served as those of checkpoints are: over the Open Inference Protocol, with batches of the
+/// Models that a program makes itself, served like models of checkpoints: over the Open Inference Protocol, with batches of the
 /// rows of many requests, limits, keys, metrics and an orderly end.
 ///
 /// ```

@@ -68,7 +68,7 @@ pub fn executor(
     }
 }
 
-/// Weights that all models share, as those of a file are. Small ones, so that the scores of heads differ little and states stay finite.
+/// Weights that all models share, like the weights of a file. Small ones, so that the scores of heads differ little and states stay finite.
 struct Shared {
     of: VarBuilder<'static>,
     made: Mutex<HashMap<String, Tensor>>,

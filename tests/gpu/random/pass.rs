@@ -71,7 +71,7 @@ impl<'a> Pass<'a> {
         name
     }
 
-    /// Once in so many times.
+    /// Is true once in `times` calls, on average.
     pub fn is_once_in(&mut self, times: usize) -> bool {
         self.rng.usize(..times) == 0
     }

@@ -78,7 +78,7 @@ impl BlockType {
         }
     }
 
-    /// Bytes of a row of so many elements, if those are whole blocks.
+    /// Bytes of a row with `elements` elements, if those are whole blocks.
     pub fn bytes_of_row(self, elements: u64) -> Option<u64> {
         let blocks = elements.is_multiple_of(self.elements()).then_some(elements / self.elements())?;
         blocks.checked_mul(self.bytes())

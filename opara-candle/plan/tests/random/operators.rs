@@ -93,7 +93,7 @@ fn activated(x: Vec<f64>, activation: Option<&str>) -> Result<Vec<f64>> {
     Ok(x.into_iter().map(of).collect())
 }
 
-/// In each of so many blocks, the elements of every part.
+/// Row by row, `widths` elements of each part.
 fn concatenated(parts: &[Vec<f64>], rows: u64, widths: &[u64]) -> Result<Vec<f64>> {
     let mut y = Vec::new();
     for row in 0..rows as usize {

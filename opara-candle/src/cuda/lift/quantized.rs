@@ -94,7 +94,7 @@ impl Arguments<'_> {
     }
 }
 
-/// Rows of so many elements, one after the other.
+/// Rows of `columns` elements, one after the other.
 fn by_rows(rows: u64, columns: u64) -> Vec<Dim> {
     vec![Dim { len: rows, stride: columns }, Dim { len: columns, stride: 1 }]
 }
