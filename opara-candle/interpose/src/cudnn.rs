@@ -175,6 +175,7 @@ unsafe fn placed(descriptor: cudnnTensorDescriptor_t, address: *const c_void) ->
 fn element(of: sys::cudnnDataType_t) -> Option<Element> {
     match of {
         sys::cudnnDataType_t::CUDNN_DATA_FLOAT => Some(Element::F32),
+        sys::cudnnDataType_t::CUDNN_DATA_DOUBLE => Some(Element::F64),
         sys::cudnnDataType_t::CUDNN_DATA_HALF => Some(Element::F16),
         sys::cudnnDataType_t::CUDNN_DATA_BFLOAT16 => Some(Element::Bf16),
         _ => None,

@@ -165,6 +165,7 @@ impl Matmul {
 fn element(of: u32) -> Option<Element> {
     match of {
         0 => Some(Element::F32),
+        1 => Some(Element::F64),
         2 => Some(Element::F16),
         14 => Some(Element::Bf16),
         _ => None,

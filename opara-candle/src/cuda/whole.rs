@@ -169,3 +169,6 @@ fn uploads(captured: &Capture) -> HashMap<BufferId, Arc<[u8]>> {
     }
     uploads.into_iter().filter_map(|(buffer, bytes)| Some((buffer, bytes?))).collect()
 }
+
+#[cfg(test)]
+mod tests;

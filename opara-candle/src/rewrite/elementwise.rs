@@ -34,6 +34,13 @@ pub(super) fn unary(name: &str, x: &Tensor) -> Result<Tensor> {
         "gelu_erf" => x.gelu_erf(),
         "gelu" => x.gelu(),
         "sigmoid" => candle_nn::ops::sigmoid(x),
+        "erf" => x.erf(),
+        // Half of 1 + erf(x / sqrt(2)).
+        "normcdf" => (x * std::f64::consts::FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5),
+        "ceil" => x.ceil(),
+        "floor" => x.floor(),
+        "round" => x.round(),
+        "sign" => x.sign(),
         _ => bail!("there is no operator for {name}"),
     }
 }

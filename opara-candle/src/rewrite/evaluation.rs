@@ -21,13 +21,17 @@ impl Arithmetic {
     /// The type of a value of these elements.
     pub fn dtype(self, element: Element) -> DType {
         match (self, element) {
-            (Arithmetic::In(dtype), Element::F16 | Element::Bf16 | Element::F32) => dtype,
+            (Arithmetic::In(dtype), Element::F8 | Element::F16 | Element::Bf16 | Element::F32 | Element::F64) => dtype,
             (_, Element::Byte | Element::U8) => DType::U8,
             (_, Element::U32) => DType::U32,
             (_, Element::I64) => DType::I64,
             (_, Element::F16) => DType::F16,
             (_, Element::Bf16) => DType::BF16,
             (_, Element::F32) => DType::F32,
+            (_, Element::F64) => DType::F64,
+            (_, Element::F8) => DType::F8E4M3,
+            (_, Element::I16) => DType::I16,
+            (_, Element::I32) => DType::I32,
         }
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod choice;
 mod elementwise;
 pub(crate) mod evaluate;
 mod evaluation;
+mod experts;
 mod folds;
 mod indexed;
 mod judgement;
@@ -25,3 +26,4 @@ mod strided;
 #[cfg(test)]
 mod tests;
 mod transposed;
+mod windows;

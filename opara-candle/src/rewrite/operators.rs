@@ -11,9 +11,9 @@ use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{gather, index_select, masked_fill, put, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
-use super::quantized;
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
+use super::{experts, quantized, windows};
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Activation, CachedAttention, ConvConfig, NewTokens, Padding, PoolConfig};
 
@@ -157,7 +157,9 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         Function::UpsampleNearest([rows, columns]) => {
             of.own(&node.operands[0])?.upsample_nearest2d(*rows as usize, *columns as usize)?
         }
-        Function::IndexSelect { left, from, right } => index_select(of, node, [*left, *from, *right])?,
+        Function::IndexSelect { left, from, right } => {
+            index_select(of, node, [*left, *from, *right])?.to_dtype(dtype)?
+        }
         Function::Gather(shape) => gather(of, node, shape)?,
         Function::IndexAdd(shape) | Function::ScatterAdd(shape) | Function::Scatter(shape) => {
             put(of, node, function, shape)?
@@ -175,6 +177,26 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         }
         Function::Rotary(of_heads) => rotary(of, node, of_heads)?,
         Function::QuantizedProduct(blocks) => quantized::recorded(of, node, *blocks)?,
+        Function::AffineWide(factor, summand) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| x[0].affine(*factor, *summand))?
+        }
+        Function::Power(exponent) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| x[0].powf(*exponent))?
+        }
+        Function::Elu(factor) => {
+            let operands = of.operands(node)?;
+            in_order(&operands, |x| x[0].elu(*factor))?
+        }
+        Function::Unfold(window) => windows::unfold(of, node, window)?,
+        Function::Fold(window) => windows::fold(of, node, window)?,
+        Function::UpsampleBilinear(bilinear) => windows::upsample(&of.own(&node.operands[0])?, bilinear)?,
+        Function::Dequantized(blocks) => quantized::dequantized(of, node, *blocks)?,
+        Function::QuantizedRows(blocks) => quantized::rows(of, node, *blocks)?,
+        Function::ExpertProduct(product) => experts::product(of, node, product)?,
+        Function::Count => experts::count(of, node)?,
+        Function::Bounds => experts::bounds(of, node)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }
@@ -182,12 +204,10 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
 /// As many elements of these bits as a node has.
 fn filled(node: &Node, bits: u64, dtype: DType, device: &Device) -> Result<Tensor> {
     let len = node.len as usize;
-    match node.element.number(bits) {
-        Some(number) if dtype == DType::F64 => Tensor::full(number, len, device),
-        Some(number) => Tensor::full(number as f32, len, device)?.to_dtype(dtype),
-        None if dtype == DType::U8 => Tensor::full(bits as u8, len, device),
-        None if dtype == DType::U32 => Tensor::full(bits as u32, len, device),
-        None => Tensor::full(bits as i64, len, device),
+    match (node.element.number(bits), node.element.integer(bits)) {
+        (Some(number), _) if dtype == DType::F64 => Tensor::full(number, len, device),
+        (Some(number), _) => Tensor::full(number as f32, len, device)?.to_dtype(dtype),
+        (None, integer) => Tensor::full(integer.unwrap_or(bits as i64), len, device)?.to_dtype(dtype),
     }
 }
 

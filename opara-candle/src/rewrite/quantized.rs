@@ -1,7 +1,7 @@
 //! Products with weights of GGUF's blocks: candle's own, and by this library's operators.
 
 use candle::quantized::{GgmlDType, QMatMul, QTensor};
-use candle::{bail, Module, Result, Tensor};
+use candle::{bail, DType, Module, Result, Tensor};
 use opara_plan::rewrite::{Node, Operand, ProductEnd, Value};
 use opara_plan::trace::{is_contiguous, BlockType};
 
@@ -22,13 +22,16 @@ fn dtype(blocks: BlockType) -> GgmlDType {
         BlockType::Q4K => GgmlDType::Q4K,
         BlockType::Q5K => GgmlDType::Q5K,
         BlockType::Q6K => GgmlDType::Q6K,
+        BlockType::Q8K => GgmlDType::Q8K,
     }
 }
 
-/// A weight as candle has it: `bytes` is `(rows, bytes of a row)`.
-fn tensor(blocks: BlockType, bytes: &Tensor) -> Result<QTensor> {
-    let (dtype, (rows, of_row)) = (dtype(blocks), bytes.dims2()?);
-    let shape = (rows, of_row / dtype.type_size() * dtype.block_size());
+/// A weight as candle has it: the last dimension of `bytes` are those of a row.
+pub(super) fn tensor(blocks: BlockType, bytes: &Tensor) -> Result<QTensor> {
+    let (dtype, mut shape) = (dtype(blocks), bytes.dims().to_vec());
+    if let Some(last) = shape.last_mut() {
+        *last = *last / dtype.type_size() * dtype.block_size();
+    }
     let bytes = bytes.contiguous()?;
     #[cfg(feature = "cuda")]
     if bytes.device().is_cuda() {
@@ -39,7 +42,7 @@ fn tensor(blocks: BlockType, bytes: &Tensor) -> Result<QTensor> {
 }
 
 /// The bytes of a weight, `(rows, bytes of a row)`. Behind them the buffer has padding.
-fn bytes(of: &mut Evaluation, weight: &Operand) -> Result<Tensor> {
+pub(super) fn bytes(of: &mut Evaluation, weight: &Operand) -> Result<Tensor> {
     let all = of.tensor(weight.value)?.flatten_all()?;
     if !is_contiguous(&weight.dims) {
         bail!("the rows of a quantised weight do not follow one another: {weight:?}")
@@ -55,6 +58,27 @@ pub(super) fn recorded(of: &mut Evaluation, node: &Node, blocks: BlockType) -> R
         Arithmetic::Typed => QMatMul::from_qtensor(weight)?.forward(&x),
         Arithmetic::In(dtype) => x.matmul(&weight.dequantize(x.device())?.to_dtype(dtype)?.t()?),
     }
+}
+
+/// The elements of blocks, as candle computes them.
+pub(super) fn dequantized(of: &mut Evaluation, node: &Node, blocks: BlockType) -> Result<Tensor> {
+    let [operand] = &node.operands[..] else { bail!("blocks are one operand") };
+    let weight = tensor(blocks, &bytes(of, operand)?)?;
+    let dtype = of.arithmetic.dtype(node.element);
+    let elements = match dtype {
+        DType::F16 => weight.dequantize_f16(&weight.device())?,
+        _ => weight.dequantize(&weight.device())?,
+    };
+    elements.to_dtype(dtype)
+}
+
+/// The elements of rows that integers name.
+pub(super) fn rows(of: &mut Evaluation, node: &Node, blocks: BlockType) -> Result<Tensor> {
+    let [table, ids] = &node.operands[..] else { bail!("rows are of a table, by integers") };
+    let (table, ids) = (bytes(of, table)?, of.own(ids)?.flatten_all()?.contiguous()?);
+    tensor(blocks, &table.index_select(&ids, 0)?)?
+        .dequantize(table.device())?
+        .to_dtype(of.arithmetic.dtype(node.element))
 }
 
 /// The product of this library, with what stands around it.

@@ -14,6 +14,7 @@ mod heads;
 mod images;
 mod indexed;
 mod norms;
+mod oracles;
 mod places;
 mod pools;
 mod quantized;

@@ -174,6 +174,41 @@ fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
     })
 }
 
+/// A kernel that nobody knows, between attention and a gate with a norm.
+#[test]
+fn a_kernel_between_parts_that_are_rewritten() -> anyhow::Result<()> {
+    isolated(|| {
+        let Some(device) = gpu() else { return Ok(()) };
+        let weight = (waves(9, (256, 64))? * 0.1)?.to_device(&device)?;
+        let scale = waves(8, 64)?.to_device(&device)?;
+        let input = |i: usize| {
+            let operand = |at: usize| waves(3 * i + at, (8, 128, 64))?.to_device(&device);
+            Ok(vec![operand(0)?, operand(1)?, operand(2)?])
+        };
+        let function = move |t: &[Tensor]| {
+            let scores = (t[0].matmul(&t[1].t()?)? * 0.125)?;
+            let y = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&t[2])?;
+            y.inplace_op1(&ThriceAndOne("epilogue"))?;
+            let y = y.broadcast_div(&(y.sqr()?.mean_keepdim(2)? + 1e-5)?.sqrt()?)?.broadcast_mul(&scale)?;
+            Ok(vec![y.reshape((1024, 64))?.matmul(&weight.t()?)?.silu()?])
+        };
+        let exact = OparaExecutor::builder().benchmark_challengers(false).stress(2);
+        answers_like(&exact.build_fn(function.clone(), &input(0)?)?, function.clone(), input);
+        let accurate = OparaExecutor::builder().accurate().benchmark_challengers(false).cache_folder(None).stress(2);
+        let fast = accurate.build_fn(function.clone(), &input(0)?)?;
+        let report = fast.report();
+        let fits = |rule| report.rewrites().iter().any(|rewrite| rewrite.rule == rule);
+        ensure!(report.mode() == Mode::Graph && report.is_verified(), "{report}");
+        ensure!(fits("attention") && fits("row-norm"), "both sides are rewritten: {report}");
+        for i in 1..4 {
+            let (got, expected) = (fast.call(&input(i)?)?, function(&input(i)?)?);
+            let apart = opara_examples::relative_error(&got[0], &expected[0])?;
+            ensure!(apart < 1e-4, "input {i}: {apart}");
+        }
+        Ok(())
+    })
+}
+
 /// Wraps a module that alternates between two buffers to write to. Either the executor behaves like the module from the
 /// first call on, or building it reports that the module keeps state.
 fn assert_alternating_writes_are_handled(write: fn(&Tensor, &Tensor) -> Result<()>) -> anyhow::Result<()> {

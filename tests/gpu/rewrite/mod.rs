@@ -4,6 +4,7 @@
 mod convolutions;
 mod disk;
 mod images;
+mod kernels;
 mod layers;
 mod norms;
 mod pools;

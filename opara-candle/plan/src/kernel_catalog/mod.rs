@@ -1,20 +1,26 @@
 //! The kernel catalogue: properties of a kernel, found by its name.
 //!
-//! [`ENTRIES`] lists candle's kernels by the prefixes of their names. The names of this library's kernels say what they do in a
+//! [`ENTRIES`] and [`LINKED`] declare candle's kernels by the prefixes of their names. The names of this library's kernels say what they do in a
 //! word (`own`). `library` classifies kernels of cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its
 //! kernel up once, when a pass is recorded or a trace is read, and later stages use the result. The memory that a kernel reads and
-//! writes depends on its arguments: that is in the CUDA backend's table of effects, whose entries the rows refer to.
+//! writes depends on its arguments, and so do its operands: a row says how ([`Effects`], [`Means`]).
 
+mod effects;
 mod family;
 mod library;
+mod linked;
+mod means;
 mod name;
 mod own;
 mod properties;
 mod shipped;
 
+pub use effects::{Before, Effects, Extent, Factor};
 pub use family::Family;
+pub use linked::LINKED;
+pub use means::Means;
 pub use name::KernelName;
-pub use properties::{Class, FusedAs, Precision, Traffic};
+pub use properties::{Class, Precision, Traffic};
 pub use shipped::{KernelEntry, ELEMENT_TYPES, ENTRIES};
 
 /// The properties of a kernel.
@@ -181,7 +187,7 @@ mod tests {
                     "opara_chain_rows",
                     "badd_f16",
                     "bmul_f32",
-                    "uadd_f32",
+                    "uerf_f32",
                     "ugelu_erf_f16",
                     "urelu_f32",
                     "affine_f32",

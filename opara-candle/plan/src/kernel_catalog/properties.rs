@@ -45,30 +45,3 @@ pub enum Traffic {
     /// The partial results of a K-split, which it sums.
     SplitReduction,
 }
-
-/// The operation of a fused kernel that replaces one of candle's kernels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FusedAs {
-    /// Conversion to another type.
-    Cast,
-    /// A copy, possibly of a strided view.
-    Copy,
-    /// The function with this name in `chain.cuh`, of one operand.
-    Unary(&'static str),
-    /// The function with this name in `chain.cuh`, of two operands.
-    Binary(&'static str),
-    /// x * factor + summand, with constants.
-    Affine,
-    /// The sum of each row.
-    RowSum,
-    /// The maximum of each row.
-    RowMax,
-    /// The minimum of each row.
-    RowMin,
-    /// Softmax of each row.
-    Softmax,
-    /// Layer norm of each row.
-    LayerNorm,
-    /// RMS norm of each row.
-    RmsNorm,
-}

@@ -1,7 +1,15 @@
-//! The kernels of candle 0.11, by the prefixes of their names.
+//! The kernels of candle 0.11, by the prefixes of their names: one row declares all that is known of them.
+//!
+//! Arguments and effects were read from candle's sources (`candle-kernels/src/*.cu`) and from the launches in candle-core and candle-nn;
+//! candle-transformers has no kernels of its own. The CUDA backend checks against the kernels' PTX which argument is written, with which
+//! element type, and whether it is read.
 
+use super::effects::Before::*;
+use super::effects::Effects;
+use super::effects::Extent::*;
+use super::effects::Factor::*;
 use super::Family::{self, *};
-use super::FusedAs::{self, Affine, Binary, Cast, Copy, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Unary};
+use super::Means::{self, *};
 use super::{Class, Traffic};
 
 /// The kernels whose names share a prefix.
@@ -15,46 +23,46 @@ pub struct KernelEntry {
     pub class: Class,
     /// The memory that they move.
     pub traffic: Traffic,
-    /// The operation of a fused kernel in their place; `None` if they are not fused.
-    pub fused_as: Option<FusedAs>,
-    /// The name of their entry in the CUDA backend's table of effects. Kernels with the same signature share an entry.
-    pub effects: &'static str,
+    /// What they compute.
+    pub means: Means,
+    /// Can a fused kernel take their place?
+    pub is_fused: bool,
+    /// The bytes that they write.
+    pub effects: Effects,
+    /// Bytes of each parameter, as digits, of kernels that the program is linked with.
+    pub parameters: Option<&'static str>,
     /// Does the prefix alone identify them? All other names must end in a type.
     is_untyped: bool,
 }
 
-const fn row(prefix: &'static str, family: Family) -> KernelEntry {
+/// A row of kernels that write `extent` through the argument `output`.
+pub(super) const fn row(prefix: &'static str, family: Family, means: Means, effects: Effects) -> KernelEntry {
     let (class, traffic) = (Class::Memory, Traffic::Accesses);
-    KernelEntry { prefix, family, class, traffic, fused_as: None, effects: prefix, is_untyped: false }
+    KernelEntry { prefix, family, class, traffic, means, is_fused: false, effects, parameters: None, is_untyped: false }
 }
 
 impl KernelEntry {
-    const fn computes(mut self) -> Self {
-        self.class = Class::Compute;
-        self
+    pub(super) const fn computes(self) -> Self {
+        Self { class: Class::Compute, ..self }
     }
 
-    const fn gathers(mut self) -> Self {
-        self.traffic = Traffic::Gather;
-        self
+    const fn gathers(self) -> Self {
+        Self { traffic: Traffic::Gather, ..self }
     }
 
-    const fn fuses(mut self, fused_as: FusedAs) -> Self {
-        self.fused_as = Some(fused_as);
-        self
+    const fn fused(self) -> Self {
+        Self { is_fused: true, ..self }
     }
 
-    const fn effects(mut self, of: &'static str) -> Self {
-        self.effects = of;
-        self
+    const fn untyped(self) -> Self {
+        Self { is_untyped: true, ..self }
     }
 
-    const fn untyped(mut self) -> Self {
-        self.is_untyped = true;
-        self
+    pub(super) const fn linked(self, parameters: &'static str) -> Self {
+        Self { parameters: Some(parameters), ..self }
     }
 
-    /// The row of a kernel of candle's.
+    /// The row of a kernel of candle's that is compiled to PTX.
     pub fn of(name: &str) -> Option<&'static Self> {
         ENTRIES.iter().find(|row| name.starts_with(row.prefix))
     }
@@ -65,95 +73,190 @@ impl KernelEntry {
     }
 }
 
-/// The table. A longer prefix comes before its own prefixes.
+const X: usize = 0;
+const Y: usize = 1;
+const Z: usize = 2;
+
+/// numel, num_dims, info, in, out
+const UNARY: Effects = Effects::maps(&[3], 4).before(InPlaceOf(3));
+/// numel, num_dims, info, parameter, in, out
+const WITH_NUMBER: Effects = Effects::maps(&[4], 5).before(InPlaceOf(4));
+/// numel, num_dims, info, lhs, rhs, out
+const BINARY: Effects = Effects::maps(&[3, 4], 5);
+/// The same; one byte per element
+const COMPARISON: Effects = BINARY.of_bytes(1);
+/// numel, elements per row, num_dims, info, in, out; one row per block
+const ROWS: Effects = writes(5, Elements(&[Grid(X)]));
+/// in, out, columns, padded columns; one row per block, indices
+const ORDER: Effects = writes(1, Elements(&[Grid(X), Argument(2)])).of_bytes(4).reads(&[0]);
+/// ids, in, out, left, in's dim, out's dim, right
+const PLACES: Effects = writes(2, Elements(&[Argument(3), Argument(5), Argument(6)]));
+/// in, cos, sin, out, b·h, t·d, ...
+const ROTARY: Effects = writes(3, Elements(&[Argument(4), Argument(5)])).reads(&[0]);
+/// in, out, blocks of 32
+const BLOCKS_OF_32: Effects = writes(1, Elements(&[Argument(2), Times(32)]));
+/// in, out, elements
+const BLOCKS: Effects = writes(1, Elements(&[Argument(2)]));
+
+const fn writes(output: usize, extent: super::effects::Extent) -> Effects {
+    Effects::writes(output, extent)
+}
+
+const fn unary(prefix: &'static str, name: &'static str) -> KernelEntry {
+    row(prefix, ElementWise, Unary(name), UNARY)
+}
+
+const fn binary(prefix: &'static str, name: &'static str) -> KernelEntry {
+    row(prefix, ElementWise, Binary(name), BINARY).fused()
+}
+
+const fn comparison(prefix: &'static str, name: &'static str) -> KernelEntry {
+    row(prefix, ElementWise, Comparison(name), COMPARISON)
+}
+
+/// The kernels in PTX. A longer prefix comes before its own prefixes.
 pub const ENTRIES: &[KernelEntry] = &[
-    // affine.cu, cast.cu, fill.cu, ternary.cu
-    row("affine_", ElementWise).fuses(Affine),
-    row("cast_", ElementWise).fuses(Cast),
-    row("fill_", ElementWise),
-    row("copy2d_", Layout),
-    row("const_set_", ElementWise),
-    row("where_", ElementWise),
-    // indexing.cu: index_select, gather, index_add, scatter_add, scatter
-    row("is_", Gather).gathers(),
-    row("gather_", Gather).gathers(),
-    row("ia_", Gather),
-    row("sa_", Gather),
-    row("s_", Gather),
-    // reduce.cu
-    row("softmax_", Softmax).fuses(FusedAs::Softmax),
-    row("rmsnorm_", Normalisation).fuses(RmsNorm),
-    row("layernorm_", Normalisation).fuses(LayerNorm),
-    row("rope_thd_", ElementWise),
-    row("rope_", ElementWise),
-    row("fast_sum_small_", Reduction),
-    row("fast_sum_", Reduction).fuses(RowSum).effects("fast_"),
-    row("fast_max_", Reduction).fuses(RowMax).effects("fast_"),
-    row("fast_min_", Reduction).fuses(RowMin).effects("fast_"),
-    row("fast_argmin_", Reduction),
-    row("fast_argmax_", Reduction),
-    row("fast_", Reduction),
-    row("sum_", Reduction),
+    // affine.cu, cast.cu: numel, num_dims, info, in, out[, mul, add]
+    row("affine_", ElementWise, Affine, UNARY).fused(),
+    row("cast_", ElementWise, Cast, Effects::maps(&[3], 4)).fused(),
+    // fill.cu: buffer, value, numel
+    row("fill_", ElementWise, Fill, writes(0, Elements(&[Argument(2)]))),
+    // fill.cu: source, target, rows, columns, source stride, target stride
+    row("copy2d_", Layout, CopyRows, writes(1, Rows)),
+    // fill.cu: numel, num_dims, info, value, out; the strides belong to `out`
+    row("const_set_", ElementWise, FillView, writes(4, Elements(&[Argument(0)])).before(KeptBetween(2))),
+    // ternary.cu: numel, num_dims, info, condition, true, false, out
+    row("where_", ElementWise, Where, writes(6, Elements(&[Argument(0)]))),
+    // indexing.cu, index_select: numel, num_dims, info, ids, in, out, left, in's dim, ids' dim, right
+    row("is_", Family::Gather, IndexSelect, writes(5, Elements(&[Argument(0)]))).gathers(),
+    // indexing.cu: numel, ids, in, out, left, in's dim, ids' dim, right
+    row("gather_", Family::Gather, Means::Gather, writes(3, Elements(&[Argument(0)]))).gathers(),
+    // indexing.cu, index_add: ids, ids' dim, in, out, left, in's dim, out's dim, right
+    row("ia_", Family::Gather, IndexAdd, writes(3, Elements(&[Argument(4), Argument(6), Argument(7)])).before(AddedTo)),
+    row("sa_", Family::Gather, ScatterAdd, PLACES.before(AddedTo)),
+    row("s_", Family::Gather, Scatter, PLACES.before(PartlyKept)),
+    // reduce.cu, one row per block of the grid's x and thread of the block's x or y: in, out, [alpha, [beta,]] columns,
+    // ...
+    row(
+        "softmax_",
+        Family::Softmax,
+        Means::Softmax,
+        writes(1, Elements(&[Grid(X), Block(X), Argument(2)])).reads(&[0]).before(ReadBack),
+    )
+    .fused(),
+    row("rmsnorm_", Normalisation, RmsNorm, writes(1, Elements(&[Grid(X), Block(Y), Argument(3)])).reads(&[0])).fused(),
+    row("layernorm_", Normalisation, LayerNorm, writes(1, Elements(&[Grid(X), Block(Y), Argument(4)])).reads(&[0]))
+        .fused(),
+    row(
+        "rope_thd_",
+        ElementWise,
+        RotaryByTokens,
+        writes(3, Elements(&[Argument(4), Argument(5), Argument(6), Argument(7)])).reads(&[0]),
+    ),
+    row("rope_i_", ElementWise, RotaryOfNeighbours, ROTARY),
+    row("rope_", ElementWise, Rotary, ROTARY),
+    // reduce.cu: `small` has numel of the output
+    row("fast_sum_small_", Reduction, FewSum, writes(5, Elements(&[Argument(0)]))),
+    row("fast_sum_", Reduction, RowSum, ROWS).fused(),
+    row("fast_max_", Reduction, RowMax, ROWS).fused(),
+    row("fast_min_", Reduction, RowMin, ROWS).fused(),
+    row("fast_argmin_", Reduction, ArgMin, ROWS.of_bytes(4)),
+    row("fast_argmax_", Reduction, ArgMax, ROWS.of_bytes(4)),
+    // reduce.cu, atomically: numel, num_dims, num_sum_dims, info, in, out
+    row("sum_", Reduction, Unused, writes(5, Rest).before(AddedTo)),
     // sort.cu
-    row("asort_", Other),
-    // conv.cu
-    row("conv_transpose1d_", Convolution).computes(),
-    row("conv_transpose2d_", Convolution).computes(),
-    row("conv1d_", Convolution).computes(),
-    row("conv2d_", Convolution).computes(),
-    row("avg_pool2d_", Pooling),
-    row("max_pool2d_", Pooling),
-    row("upsample_nearest2d_", Other),
-    row("upsample_bilinear2d_", Other),
-    row("im2col1d_", Layout),
-    row("im2col_", Layout),
-    row("col2im1d_", Layout),
-    // quantized.cu
-    row("dequantize_block_q4_0_", Other),
-    row("dequantize_block_q4_1_", Other),
-    row("dequantize_block_q8_0_", Other),
-    row("dequantize_block_q5_0_", Other),
-    row("dequantize_block_q5_1_", Other),
-    row("dequantize_block_", Other),
-    row("get_rows_", Gather).gathers().untyped(),
-    row("dequantize_mul_mat_vec_", Matmul).computes().untyped(),
-    row("mul_mat_vec_", Matmul).computes().untyped(),
-    row("mul_mat_q", Matmul).computes().untyped(),
-    row("quantize_q8_1", Other).untyped(),
-    row("indexed_moe_forward_", Matmul).computes().untyped(),
+    row("asort_asc_", Other, SortUp, ORDER),
+    row("asort_desc_", Other, SortDown, ORDER),
+    // conv.cu: ..., info, in, [kernel,] out; the sizes are in `info`
+    row("conv_transpose1d_", Family::Convolution, TransposedConvolution(1), writes(9, Rest)).computes(),
+    row("conv_transpose2d_", Family::Convolution, TransposedConvolution(2), writes(10, Rest)).computes(),
+    row("conv1d_", Family::Convolution, Means::Convolution(1), writes(8, Rest)).computes(),
+    row("conv2d_", Family::Convolution, Means::Convolution(2), writes(9, Rest)).computes(),
+    row("avg_pool2d_", Pooling, MeanPool, writes(7, Rest)),
+    row("max_pool2d_", Pooling, MaxPool, writes(7, Rest)),
+    row("upsample_nearest2d_", Other, UpsampleNearest, writes(6, Rest)),
+    row("upsample_bilinear2d_", Other, UpsampleBilinear, writes(9, Rest)),
+    // conv.cu: threads, l_out, l_k, stride, padding, dilation, info, in, out; a thread writes l_k elements
+    row("im2col1d_", Layout, Unfold(1), writes(8, Elements(&[Argument(0), Argument(2)]))),
+    // conv.cu: numel of the output, ..., out
+    row("im2col_", Layout, Unfold(2), writes(10, Elements(&[Argument(0)]))),
+    row("col2im1d_", Layout, Fold, writes(7, Elements(&[Argument(0)]))),
+    // quantized.cu; the `K` formats have 256 elements per block, and no count
+    row("dequantize_block_q4_0_", Other, Dequantize, BLOCKS_OF_32),
+    row("dequantize_block_q4_1_", Other, Dequantize, BLOCKS_OF_32),
+    row("dequantize_block_q8_0_", Other, Dequantize, BLOCKS_OF_32),
+    row("dequantize_block_q5_0_", Other, Dequantize, BLOCKS),
+    row("dequantize_block_q5_1_", Other, Dequantize, BLOCKS),
+    row("dequantize_block_", Other, Dequantize, writes(1, Elements(&[Grid(X), Times(256)]))),
+    // quantized.cu, f32 output for every type: in, ids, out, columns, bytes of a row
+    row("get_rows_", Family::Gather, TableRows, writes(2, Elements(&[Grid(X), Argument(3)])).of_bytes(4))
+        .gathers()
+        .untyped(),
+    // quantized.cu, f32: matrix, vector, out, columns[, rows]
+    row("dequantize_mul_mat_vec_", Matmul, BlockVector, writes(2, Elements(&[Grid(X), Block(Y)])).of_bytes(4))
+        .computes()
+        .untyped(),
+    // quantized.cu, f32: matrix, vectors, out, ...; a block may compute two rows, the last of which may be past the end
+    row("mul_mat_vec_", Matmul, BlockRows, writes(2, Rest).of_bytes(4)).computes().untyped(),
+    // quantized.cu, f32: x, y, out, x's columns, x's rows, y's columns, y's rows, out's rows
+    row("mul_mat_q", Matmul, BlockMatrix, writes(2, Elements(&[Argument(5), Argument(7)])).of_bytes(4))
+        .computes()
+        .untyped(),
+    // quantized.cu, blocks of 32 elements in 36 bytes: in, out, columns, padded columns
+    row(
+        "quantize_q8_1",
+        Other,
+        Rounding,
+        writes(1, Elements(&[Grid(Y), Block(Y), Argument(3), Over(32), Times(36)])).of_bytes(1),
+    )
+    .untyped(),
+    // quantized.cu, f32: weights, in, ids, out, n, k, batch, topk, ...
+    row(
+        "indexed_moe_forward_",
+        Matmul,
+        BlockExperts,
+        writes(3, Elements(&[Grid(Y), Grid(Z), Argument(4)])).of_bytes(4),
+    )
+    .computes()
+    .untyped(),
     // binary.cu
-    row("badd_", ElementWise).fuses(Binary("add")),
-    row("bsub_", ElementWise).fuses(Binary("sub")),
-    row("bmul_", ElementWise).fuses(Binary("mul")),
-    row("bdiv_", ElementWise).fuses(Binary("div")),
-    row("bminimum_", ElementWise).fuses(Binary("min")),
-    row("bmaximum_", ElementWise).fuses(Binary("max")),
-    row("eq_", ElementWise),
-    row("ne_", ElementWise),
-    row("lt_", ElementWise),
-    row("le_", ElementWise),
-    row("gt_", ElementWise),
-    row("ge_", ElementWise),
-    // unary.cu: with a parameter, then without; the other unary kernels are not fused.
-    row("uelu_", ElementWise),
-    row("upowf_", ElementWise),
-    row("ucopy_", Layout).fuses(Copy).effects("u"),
-    row("usqr_", ElementWise).fuses(Unary("sqr")).effects("u"),
-    row("usqrt_", ElementWise).fuses(Unary("sqrt")).effects("u"),
-    row("uneg_", ElementWise).fuses(Unary("neg")).effects("u"),
-    row("uabs_", ElementWise).fuses(Unary("abs")).effects("u"),
-    row("urecip_", ElementWise).fuses(Unary("recip")).effects("u"),
-    row("urelu_", ElementWise).fuses(Unary("relu")).effects("u"),
-    row("uexp_", ElementWise).fuses(Unary("exp")).effects("u"),
-    row("ulog_", ElementWise).fuses(Unary("log")).effects("u"),
-    row("usin_", ElementWise).fuses(Unary("sin")).effects("u"),
-    row("ucos_", ElementWise).fuses(Unary("cos")).effects("u"),
-    row("utanh_", ElementWise).fuses(Unary("tanh")).effects("u"),
-    row("usilu_", ElementWise).fuses(Unary("silu")).effects("u"),
-    row("ugelu_erf_", ElementWise).fuses(Unary("gelu_erf")).effects("u"),
-    row("ugelu_", ElementWise).fuses(Unary("gelu")).effects("u"),
-    row("usigmoid_", ElementWise).fuses(Unary("sigmoid")).effects("u"),
-    row("u", ElementWise),
+    binary("badd_", "add"),
+    binary("bsub_", "sub"),
+    binary("bmul_", "mul"),
+    binary("bdiv_", "div"),
+    binary("bminimum_", "min"),
+    binary("bmaximum_", "max"),
+    comparison("eq_", "eq"),
+    comparison("ne_", "ne"),
+    comparison("lt_", "lt"),
+    comparison("le_", "le"),
+    comparison("gt_", "gt"),
+    comparison("ge_", "ge"),
+    // unary.cu: with a parameter, then without
+    row("uelu_", ElementWise, Elu, WITH_NUMBER),
+    row("upowf_", ElementWise, Power, WITH_NUMBER),
+    row("ucopy_", Layout, Copy, UNARY).fused(),
+    unary("usqr_", "sqr").fused(),
+    unary("usqrt_", "sqrt").fused(),
+    unary("uneg_", "neg").fused(),
+    unary("uabs_", "abs").fused(),
+    unary("urecip_", "recip").fused(),
+    unary("urelu_", "relu").fused(),
+    unary("uexp_", "exp").fused(),
+    unary("ulog_", "log").fused(),
+    unary("usin_", "sin").fused(),
+    unary("ucos_", "cos").fused(),
+    unary("utanh_", "tanh").fused(),
+    unary("usilu_", "silu").fused(),
+    unary("ugelu_erf_", "gelu_erf").fused(),
+    unary("ugelu_", "gelu").fused(),
+    unary("usigmoid_", "sigmoid").fused(),
+    unary("uerf_", "erf"),
+    unary("unormcdf_", "normcdf"),
+    unary("uceil_", "ceil"),
+    unary("ufloor_", "floor"),
+    unary("uround_", "round"),
+    unary("usign_", "sign"),
 ];
 
 /// Element types as they occur in names, with their sizes in bytes.
@@ -187,8 +290,8 @@ mod tests {
 
     #[test]
     fn a_name_without_a_type_does_not_match_a_short_prefix() {
-        assert_eq!(KernelEntry::of_any("uexp_f16").map(|row| row.fused_as), Some(Some(Unary("exp"))));
-        assert_eq!(KernelEntry::of_any("unrolled_elementwise_kernel"), None);
+        assert_eq!(KernelEntry::of_any("uexp_f16").map(|row| row.means), Some(Unary("exp")));
+        assert_eq!(KernelEntry::of_any("s_elementwise_kernel"), None);
         assert_eq!(KernelEntry::of_any("mul_mat_vec_q4_0_q8_1_cuda1").map(|row| row.family), Some(Matmul));
     }
 }

@@ -90,6 +90,9 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::Unary(_)
         | Function::Binary(_)
         | Function::Affine(..)
+        | Function::AffineWide(..)
+        | Function::Power(_)
+        | Function::Elu(_)
         | Function::Where
         | Function::MaskedFill(_) => of_rows(&mut part, 1, items)?,
         Function::RowSum(columns)
@@ -121,7 +124,9 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::TransposedConvolution { .. }
         | Function::MaxPool(_)
         | Function::MeanPool(_)
-        | Function::UpsampleNearest(_) => {
+        | Function::UpsampleNearest(_)
+        | Function::UpsampleBilinear(_)
+        | Function::Unfold(_) => {
             let [images, _, _, _] = &mut part.operands.first_mut()?.dims[..] else { return None };
             images.len = begins(images.len, items)?;
         }
@@ -142,6 +147,12 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::IndexAdd(_)
         | Function::ScatterAdd(_)
         | Function::Scatter(_)
+        | Function::Fold(_)
+        | Function::Dequantized(_)
+        | Function::QuantizedRows(_)
+        | Function::ExpertProduct(_)
+        | Function::Count
+        | Function::Bounds
         | Function::Rotary(_)
         | Function::Upload
         | Function::Part => return None,

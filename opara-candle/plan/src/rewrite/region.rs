@@ -53,6 +53,12 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
     regions
 }
 
+/// Whether rules may be about it, and operators compute it about as fast as candle's kernel does.
+fn is_of_rules(meaning: &Meaning) -> bool {
+    let has_operator = !matches!(meaning.function, Function::Unfold(_) | Function::Fold(_));
+    has_operator && meaning.views().all(|view| view.element.is_of_rules())
+}
+
 fn is_part(op: &Op) -> bool {
     op.meaning.as_ref().is_some_and(|meaning| meaning.function == Function::Part)
 }
@@ -197,7 +203,7 @@ impl<'a> Run<'a> {
         }
         let mut operands = meaning.reads.iter().map(|view| self.operand(view)).collect::<Option<Vec<_>>>()?;
         let is_alone = self.looks_up(&meaning.function, &operands) || self.chooses(&meaning.function, &operands);
-        if !self.is_whole && is_alone {
+        if !self.is_whole && (is_alone || !is_of_rules(meaning)) {
             return None;
         }
         let mut element = to.element;
@@ -246,16 +252,21 @@ impl<'a> Run<'a> {
     fn looks_up(&self, function: &Function, operands: &[Operand]) -> bool {
         let is_constant = |operand: &Operand| self.graph.is_constant(operand.value, &self.constant);
         match (function, operands) {
-            (Function::IndexSelect { .. }, [table, ids]) => is_constant(table) && !is_constant(ids),
+            (Function::IndexSelect { .. } | Function::QuantizedRows(_), [table, ids]) => {
+                is_constant(table) && !is_constant(ids)
+            }
             _ => false,
         }
     }
 
-    /// Whether it gives integers that a rounding of floats may change. A run that ends before it is judged by the floats.
+    /// Whether it gives integers that a rounding of floats may change, or depends on them. A run that ends before it is judged by the
+    /// floats.
     fn chooses(&self, function: &Function, operands: &[Operand]) -> bool {
         let is_float = operands.first().is_some_and(|operand| self.graph.element(operand.value).is_float());
         match function {
             Function::ArgSort(..) | Function::ArgMax(_) | Function::ArgMin(_) => true,
+            // What an expert gives is another's where that was chosen otherwise.
+            Function::ExpertProduct(_) | Function::Count | Function::Bounds => true,
             Function::Binary(name) => is_float && ["eq", "ne", "lt", "le", "gt", "ge"].contains(&name.as_str()),
             _ => false,
         }

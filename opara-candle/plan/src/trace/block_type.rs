@@ -16,11 +16,12 @@ pub enum BlockType {
     Q4K,
     Q5K,
     Q6K,
+    Q8K,
 }
 
 impl BlockType {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Q4_0,
         Self::Q4_1,
         Self::Q5_0,
@@ -31,6 +32,7 @@ impl BlockType {
         Self::Q4K,
         Self::Q5K,
         Self::Q6K,
+        Self::Q8K,
     ];
 
     /// The name in names of kernels.
@@ -46,6 +48,7 @@ impl BlockType {
             Self::Q4K => "q4_k",
             Self::Q5K => "q5_k",
             Self::Q6K => "q6_k",
+            Self::Q8K => "q8_k",
         }
     }
 
@@ -58,7 +61,7 @@ impl BlockType {
     pub fn elements(self) -> u64 {
         match self {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => 256,
+            Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Q8K => 256,
         }
     }
 
@@ -75,6 +78,7 @@ impl BlockType {
             Self::Q4K => 144,
             Self::Q5K => 176,
             Self::Q6K => 210,
+            Self::Q8K => 292,
         }
     }
 

@@ -6,72 +6,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::block_type::BlockType;
+use super::element::Element;
 use super::ids::BufferId;
-
-/// The type of elements. The order is the encoding in trace files: add types at the end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub enum Element {
-    /// Bytes without a type.
-    Byte,
-    /// 16 bits with an 11-bit significand.
-    F16,
-    /// 16 bits with an 8-bit significand.
-    Bf16,
-    /// 32 bits.
-    F32,
-    /// Unsigned integers of 8 bits: conditions, which hold where they are not 0.
-    U8,
-    /// Unsigned integers of 32 bits.
-    U32,
-    /// Signed integers of 64 bits.
-    I64,
-}
-
-impl Element {
-    /// Bytes of one element.
-    pub fn bytes(self) -> u64 {
-        match self {
-            Element::Byte | Element::U8 => 1,
-            Element::F16 | Element::Bf16 => 2,
-            Element::F32 | Element::U32 => 4,
-            Element::I64 => 8,
-        }
-    }
-
-    /// Whether it is a floating-point number.
-    pub fn is_float(self) -> bool {
-        matches!(self, Element::F16 | Element::Bf16 | Element::F32)
-    }
-
-    /// The floating-point number that these bits are; `None` for other types.
-    pub fn number(self, bits: u64) -> Option<f64> {
-        match self {
-            Element::F16 => {
-                let (sign, exponent, fraction) = (bits >> 15 & 1, bits >> 10 & 0x1f, (bits & 0x3ff) as f64);
-                let size = match exponent {
-                    0 => fraction * 2f64.powi(-24),
-                    0x1f if fraction == 0. => f64::INFINITY,
-                    0x1f => f64::NAN,
-                    _ => (1024. + fraction) * 2f64.powi(exponent as i32 - 25),
-                };
-                Some(if sign == 1 { -size } else { size })
-            }
-            Element::Bf16 => Some(f32::from_bits((bits as u32) << 16).into()),
-            Element::F32 => Some(f32::from_bits(bits as u32).into()),
-            Element::Byte | Element::U8 | Element::U32 | Element::I64 => None,
-        }
-    }
-
-    /// The bits of the smallest finite floating-point number; `None` for other types.
-    pub fn lowest(self) -> Option<u64> {
-        match self {
-            Element::F16 => Some(0xfbff),
-            Element::Bf16 => Some(0xff7f),
-            Element::F32 => Some(f32::MIN.to_bits().into()),
-            Element::Byte | Element::U8 | Element::U32 | Element::I64 => None,
-        }
-    }
-}
+use super::window::Window;
 
 /// A dimension of a [`View`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -125,53 +62,6 @@ pub fn is_contiguous(dims: &[Dim]) -> bool {
         (dim.len == 1 || dim.stride == inner).then_some(inner.checked_mul(dim.len)?)
     };
     dims.iter().rev().fold(Some(1), inner).is_some()
-}
-
-/// How a convolution or a pool moves over `(batch, channels, h, w)`. Pairs are rows and columns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Window {
-    /// Size of a window; for a convolution, of the weight.
-    pub kernel: [u64; 2],
-    /// Rows and columns of zeros at opposite edges.
-    pub padding: [u64; 2],
-    /// Elements from one window to the next.
-    pub stride: [u64; 2],
-    /// Distance between neighbouring elements of a window.
-    pub dilation: [u64; 2],
-    /// Groups of channels.
-    pub groups: u64,
-}
-
-impl Window {
-    /// The same over planes of this size with one stride and one dilation for rows and columns, if there is such a window: where a window
-    /// has one element its dilation is of no account, and where there is room for one window, its stride.
-    pub fn square(self, plane: [u64; 2]) -> Option<Self> {
-        let mut square = self;
-        for (axis, other) in [(0, 1), (1, 0)] {
-            if self.kernel[axis] == 1 {
-                square.dilation[axis] = self.dilation[other];
-            }
-            let padded = self.padding[axis].checked_mul(2)?.checked_add(plane[axis])?;
-            let reach = self.kernel[axis].checked_sub(1)?.checked_mul(self.dilation[axis])?;
-            if padded == reach.checked_add(1)? {
-                square.stride[axis] = self.stride[other];
-            }
-        }
-        let is_square = |pair: [u64; 2]| pair[0] == pair[1];
-        (is_square(square.stride) && is_square(square.dilation)).then_some(square)
-    }
-
-    /// Rows and columns of the result of a transposed convolution of a plane of this size, if it has any; `None` also if they exceed
-    /// 64 bits.
-    pub fn transposed(&self, plane: [u64; 2], output_padding: [u64; 2]) -> Option<[u64; 2]> {
-        let along = |axis: usize| {
-            let last = plane[axis].checked_sub(1)?.checked_mul(self.stride[axis])?;
-            let reach = self.kernel[axis].checked_sub(1)?.checked_mul(self.dilation[axis])?;
-            let all = last.checked_add(reach)?.checked_add(1)?.checked_add(output_padding[axis])?;
-            all.checked_sub(self.padding[axis].checked_mul(2)?).filter(|&len| len > 0)
-        };
-        Some([along(0)?, along(1)?])
-    }
 }
 
 /// A function of the operands `a`, `b`, ... The result has the operands' dimensions unless stated otherwise.
@@ -258,6 +148,71 @@ pub enum Function {
     ArgMax(u64),
     /// The place of the first smallest element of each row of this many.
     ArgMin(u64),
+    /// `a` times the first plus the second, in f64, f8 or integers.
+    AffineWide(f64, f64),
+    /// `a` to this power.
+    Power(f64),
+    /// `a` where that is above 0, else this number times `exp(a) - 1`.
+    Elu(f64),
+    /// The windows of `a`, `(batch, channels, h, w)`: `(batch, rows, columns, channels, kh, kw)`. Elements of the padding are 0.
+    Unfold(Window),
+    /// The windows `a`, `(batch, rows, columns, channels, kh, kw)`, added up where they lie: `(batch, channels, h, w)`.
+    Fold(Window),
+    /// `a`, `(batch, channels, h, w)`, with other rows and columns, between those nearest.
+    UpsampleBilinear(Bilinear),
+    /// The elements of GGUF's blocks `a`, which are of this type.
+    Dequantized(BlockType),
+    /// The elements of the rows that the integers `b` name, of `a`, `(rows, bytes of a row)`, GGUF's blocks of this type.
+    QuantizedRows(BlockType),
+    /// Rows of `a`, each times the transposed one of the matrices `b`: that of its expert.
+    ExpertProduct(Experts),
+    /// `a`, each element with as many added as there are integers `b` that name it.
+    Count,
+    /// 0, and the sum of the first element of `a`, of the first two, up to all.
+    Bounds,
+}
+
+/// Rows and columns between those of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Bilinear {
+    /// Rows and columns of the result.
+    pub size: [u64; 2],
+    /// Rows of the operand from one row of the result to the next, and columns.
+    pub step: [f64; 2],
+    /// Whether row `r` of the result is at row `r * step` of the operand. Else it is at `(r + 0.5) * step - 0.5`, or at 0 if that is below.
+    pub is_aligned: bool,
+}
+
+/// A product of rows, each with the matrix of its expert.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Experts {
+    /// Matrices, `(columns, inner)` each.
+    pub experts: u64,
+    /// Rows of the result.
+    pub rows: u64,
+    /// Rows of the result for each row of `a`, one after another.
+    pub shared: u64,
+    /// Elements of a row of `a`.
+    pub inner: u64,
+    /// Elements of a row of the result.
+    pub columns: u64,
+    /// The type of the matrices' blocks, if they are GGUF's.
+    pub blocks: Option<BlockType>,
+    /// How operands name the expert of a row.
+    pub named: Named,
+    /// Whether the last operand has a factor for each row of the result.
+    pub has_factors: bool,
+}
+
+/// How operands name the expert of each row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Named {
+    /// `c` are the experts of all rows.
+    ByRow,
+    /// `c` are rows in some order, and `d` their experts. Rows that `c` does not name are 0.
+    InOrder,
+    /// `c` are rows in the order of their experts, and those of expert `e` begin at element `d[e]`.
+    ByBounds,
 }
 
 /// Three dimensions, of the middle one of which elements are named by integers.
@@ -326,40 +281,9 @@ impl Meaning {
 mod tests {
     use super::*;
 
-    #[test]
-    fn windows_along_one_axis_have_one_stride_and_one_dilation() {
-        let of = |kernel, padding, stride, dilation| Window { kernel, padding, stride, dilation, groups: 1 };
-        let along_rows = of([7, 1], [9, 0], [1, 1], [3, 1]);
-        assert_eq!(along_rows.square([688, 1]), Some(Window { dilation: [3, 3], ..along_rows }));
-        let strided = of([3, 1], [1, 0], [2, 1], [1, 1]);
-        assert_eq!(strided.square([100, 1]), Some(Window { stride: [2, 2], ..strided }));
-        // There is another window beside it, and an element whose distance counts.
-        assert_eq!(strided.square([100, 2]), None);
-        assert_eq!(of([3, 3], [1, 1], [1, 1], [2, 1]).square([100, 100]), None);
-        let even = of([3, 3], [1, 1], [2, 2], [1, 1]);
-        assert_eq!(even.square([100, 100]), Some(even));
-    }
-
     fn view(first: u64, dims: &[(u64, u64)]) -> View {
         let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();
         View { buffer: 0, element: Element::F16, first, dims }
-    }
-
-    #[test]
-    fn bits_are_numbers() {
-        let halves = [(0, 0.), (1, 2f64.powi(-24)), (0x3c00, 1.), (0xc100, -2.5), (0x7bff, 65504.)];
-        for (bits, number) in halves.into_iter().chain([(0xfbff, -65504.), (0xfc00, f64::NEG_INFINITY)]) {
-            assert_eq!(Element::F16.number(bits), Some(number));
-        }
-        assert!(Element::F16.number(0x7e00).is_some_and(f64::is_nan));
-        assert_eq!(Element::Bf16.number(0xc020), Some(-2.5));
-        assert_eq!(Element::F32.number(f32::MIN.to_bits().into()), Some(f32::MIN.into()));
-        for element in [Element::F16, Element::Bf16, Element::F32] {
-            let number = |bits| element.number(bits).unwrap();
-            let lowest = element.lowest().unwrap();
-            assert!(number(lowest).is_finite() && number(lowest + 1) == f64::NEG_INFINITY, "{element:?}");
-        }
-        assert_eq!((Element::I64.number(1), Element::Byte.lowest()), (None, None));
     }
 
     #[test]
@@ -367,21 +291,6 @@ mod tests {
         assert_eq!(view(3, &[(2, 8), (4, 1)]).end(), Some((3 + 8 + 3 + 1) * 2));
         assert_eq!(view(0, &[(1 << 40, 1 << 40)]).end(), None, "beyond 64 bits");
         assert_eq!(view(0, &[(2, 8), (4, 1)]).elements(), Some(8));
-    }
-
-    #[test]
-    fn a_transposed_convolution_spreads_windows() {
-        let window = |kernel, padding, stride, dilation| Window {
-            kernel: [kernel, 1],
-            padding: [padding, 0],
-            stride: [stride, 1],
-            dilation: [dilation, 1],
-            groups: 1,
-        };
-        assert_eq!(window(4, 1, 2, 1).transposed([5, 1], [0, 0]), Some([10, 1]));
-        assert_eq!(window(3, 0, 2, 2).transposed([5, 1], [1, 0]), Some([14, 1]));
-        assert_eq!(window(2, 1, 1, 1).transposed([1, 1], [0, 0]), None, "nothing is left");
-        assert_eq!(window(2, 0, 1 << 60, 1).transposed([1 << 10, 1], [0, 0]), None, "beyond 64 bits");
     }
 
     #[test]

@@ -4,16 +4,20 @@
 //! `opara_candle::ops`; every later stage works on it without knowing which.
 
 mod block_type;
+mod element;
 mod file;
 mod ids;
 mod meaning;
 mod region;
+mod window;
 
 pub use block_type::BlockType;
+pub use element::Element;
 pub use file::{FileError, TraceFileError};
 pub use ids::{BufferId, OpId};
-pub use meaning::{is_contiguous, Dim, Element, Function, Indexed, Meaning, Order, Rotary, View, Window};
+pub use meaning::{is_contiguous, Bilinear, Dim, Experts, Function, Indexed, Meaning, Named, Order, Rotary, View};
 pub use region::Region;
+pub use window::Window;
 
 use serde::{Deserialize, Serialize};
 

@@ -12,8 +12,8 @@ use super::{check, Stream};
 ///
 /// # Errors
 /// Bytes that are not contiguous or not all that such a weight has; no memory left.
-pub(crate) fn quantized_tensor(bytes: &Tensor, dtype: GgmlDType, shape: (usize, usize)) -> Result<QTensor> {
-    let storage = QCudaStorage::zeros(bytes.device().as_cuda_device()?, shape.0 * shape.1, dtype)?;
+pub(crate) fn quantized_tensor(bytes: &Tensor, dtype: GgmlDType, shape: Vec<usize>) -> Result<QTensor> {
+    let storage = QCudaStorage::zeros(bytes.device().as_cuda_device()?, shape.iter().product(), dtype)?;
     if bytes_of(bytes) != storage.storage_size_in_bytes() as u64 || !bytes.is_contiguous() {
         bail!("{:?} are not the blocks of a weight of {shape:?} elements of {dtype:?}", bytes.layout())
     }

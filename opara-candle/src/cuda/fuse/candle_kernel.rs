@@ -8,8 +8,8 @@ use super::fused_kernel::Operation;
 use super::thread_tile::COLUMNS;
 use crate::cuda::driver::Arguments;
 use crate::trace::Launch;
-use opara_plan::kernel_catalog::FusedAs::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
 use opara_plan::kernel_catalog::KernelEntry;
+use opara_plan::kernel_catalog::Means::{self, LayerNorm, RmsNorm, RowMax, RowMin, RowSum, Softmax};
 
 /// The computation of one launch of a candle kernel.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,11 +47,11 @@ impl CandleKernel {
         launch: &Launch,
         table: impl FnOnce(usize) -> Option<Vec<u64>>,
     ) -> Option<Self> {
-        let (fused_as, of, to) = known(name)?;
-        match fused_as {
-            RowSum | RowMax | RowMin => Self::reduction(fused_as, of, arguments, launch, table),
-            Softmax | LayerNorm | RmsNorm => Self::rows(fused_as, of, arguments, launch),
-            _ => Self::element_wise(element_wise(fused_as)?, [of, to], arguments, table),
+        let (means, of, to) = known(name)?;
+        match means {
+            RowSum | RowMax | RowMin => Self::reduction(means, of, arguments, launch, table),
+            Softmax | LayerNorm | RmsNorm => Self::rows(means, of, arguments, launch),
+            _ => Self::element_wise(element_wise(means)?, [of, to], arguments, table),
         }
     }
 
@@ -87,7 +87,7 @@ impl CandleKernel {
 
     /// Row reductions. Arguments: numel, columns, num_dims, info, operand, result.
     fn reduction(
-        fused_as: FusedAs,
+        means: Means,
         of: Type,
         arguments: &Arguments,
         launch: &Launch,
@@ -99,7 +99,7 @@ impl CandleKernel {
             return None;
         }
         let view = *views(arguments, 2, 1, table)?.first()?;
-        let operation = match fused_as {
+        let operation = match means {
             RowMax => Operation::RowMax,
             RowMin => Operation::RowMin,
             // For an aligned operand, candle's kernel uses 16-byte vector loads, and each thread first sums its vector.
@@ -124,8 +124,8 @@ impl CandleKernel {
 
     /// Softmax and norms. Arguments: operand, result, weight and bias (one element per column), columns; a norm adds
     /// the threads per row and epsilon.
-    fn rows(fused_as: FusedAs, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
-        let operands = match fused_as {
+    fn rows(means: Means, of: Type, arguments: &Arguments, launch: &Launch) -> Option<Self> {
+        let operands = match means {
             LayerNorm => 3,
             RmsNorm => 2,
             _ => 1,
@@ -141,7 +141,7 @@ impl CandleKernel {
             return None;
         }
         let epsilon = || number(Type::F32, arguments.argument(3 + operands)?.1);
-        let operation = match fused_as {
+        let operation = match means {
             LayerNorm => Operation::LayerNorm(epsilon()?),
             RmsNorm => Operation::RmsNorm(epsilon()?),
             _ => Operation::Softmax,
@@ -192,21 +192,21 @@ fn has_block_per_row(launch: &Launch, elements: u64, columns: u64, block: [u64; 
 }
 
 /// The fused operation that replaces a kernel, with the types of the kernel's operands and result.
-fn known(name: &str) -> Option<(FusedAs, Type, Type)> {
-    let row = KernelEntry::of(name)?;
-    let (fused_as, types) = (row.fused_as?, name.strip_prefix(row.prefix)?);
-    let (from, to) = if fused_as == FusedAs::Cast { types.split_once('_')? } else { (types, types) };
-    Some((fused_as, find(TYPES, from)?, find(TYPES, to)?))
+fn known(name: &str) -> Option<(Means, Type, Type)> {
+    let row = KernelEntry::of(name).filter(|row| row.is_fused)?;
+    let types = name.strip_prefix(row.prefix)?;
+    let (from, to) = if row.means == Means::Cast { types.split_once('_')? } else { (types, types) };
+    Some((row.means, find(TYPES, from)?, find(TYPES, to)?))
 }
 
 /// The element-wise operation. Constants are filled in later.
-fn element_wise(fused_as: FusedAs) -> Option<Operation> {
-    Some(match fused_as {
-        FusedAs::Cast | FusedAs::Copy => Operation::Cast,
-        FusedAs::Unary(function) => Operation::ElementWise(function, 1),
-        FusedAs::Binary(function) => Operation::ElementWise(function, 2),
-        FusedAs::Affine => Operation::Affine(1., 0.),
-        RowSum | RowMax | RowMin | Softmax | LayerNorm | RmsNorm => return None,
+fn element_wise(means: Means) -> Option<Operation> {
+    Some(match means {
+        Means::Cast | Means::Copy => Operation::Cast,
+        Means::Unary(function) => Operation::ElementWise(function, 1),
+        Means::Binary(function) => Operation::ElementWise(function, 2),
+        Means::Affine => Operation::Affine(1., 0.),
+        _ => return None,
     })
 }
 

@@ -168,7 +168,7 @@ impl FusedKernel {
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::compile::compile_for;
-    use opara_plan::kernel_catalog::{FusedAs, ENTRIES};
+    use opara_plan::kernel_catalog::{Means, ENTRIES};
 
     fn memory(of: Type) -> Source {
         Source::Memory(0xa000, of, StridedView::default())
@@ -207,9 +207,9 @@ extern \"C\" __global__ void __launch_bounds__(384) KERNEL(const __grid_constant
     /// Needs NVRTC, but no GPU.
     #[test]
     fn every_operation_compiles_in_every_type() {
-        let element_wise = ENTRIES.iter().filter_map(|row| match row.fused_as? {
-            FusedAs::Unary(name) => Some(Operation::ElementWise(name, 1)),
-            FusedAs::Binary(name) => Some(Operation::ElementWise(name, 2)),
+        let element_wise = ENTRIES.iter().filter(|row| row.is_fused).filter_map(|row| match row.means {
+            Means::Unary(name) => Some(Operation::ElementWise(name, 1)),
+            Means::Binary(name) => Some(Operation::ElementWise(name, 2)),
             _ => None,
         });
         let of_rows = [

@@ -1,81 +1,39 @@
-//! Kernels of candle's that the compiler has built into the program: C++, of which there is no PTX text to prove anything with.
-//!
-//! One is known by its identifier and by the size of each parameter. No other code of a program that links candle can define a kernel of
-//! the same `extern "C"` name; kernels that are templates are told from others of their name by the parameters. The effects were read
-//! from the sources of candle-kernels 0.11.
+//! Kernels that the program was linked with: the catalogue knows them by identifier and parameters.
 
-use super::effects::{writes, Before::*, Effects, Extent::*, Factor::*};
 use crate::cuda::driver::Arguments;
+use opara_plan::kernel_catalog::KernelEntry;
 
-/// Kernels whose identifiers begin alike.
-pub(super) struct Compiled {
-    /// All of the identifier, or what it begins with if that ends in `_`.
-    identifier: &'static str,
-    /// Bytes of each parameter, as digits.
-    parameters: &'static str,
-    pub effects: Effects,
-}
-
-const fn compiled(parameters: &'static str, effects: Effects) -> Compiled {
-    Compiled { identifier: effects.name, parameters, effects }
-}
-
-/// A longer identifier comes before its beginnings.
-pub(super) const COMPILED: &[Compiled] = &[
-    // mmvq_gguf.cu, blocks of 32 elements in 36 bytes: in, out, columns, padded columns; a row for each of the grid's y
-    compiled(
-        "8844",
-        writes("mmvq_gguf_quantize_q8_1_", 1, Elements(&[Grid(1), Block(1), Argument(3), Over(32), Times(36)]))
-            .of_bytes(1),
-    ),
-    // mmvq_gguf.cu: matrix, vectors, out, columns, rows, ...; as many rows of `out` as the name says last
-    compiled("8884444", writes("mmvq_gguf_", 2, Rest)),
-    // mmq_quantize.cu: in, ids, out, ...
-    compiled("8888888844", writes("quantize_mmq_q8_1", 2, Rest)),
-    // mmq_gguf.cuh: out is completed by what blocks have left in the last one, the workspace: ids, bounds, out, workspace, ...
-    compiled("8888444848484", writes("mul_mat_q_stream_k_fixup", 2, Rest).before(AddedTo)),
-    // mmq_gguf.cuh: matrix, vectors, ids, bounds, out, workspace, ...
-    compiled("88888844444444444444444", writes("mul_mat_q", 4, Rest).updates(5)),
-    // gguf.cuh of the mixtures of experts: in, out, columns, padded columns
-    compiled(
-        "8844",
-        writes("quantize_q8_1", 1, Elements(&[Grid(1), Block(1), Argument(3), Over(32), Times(36)])).of_bytes(1),
-    ),
-    // moe_gguf.cu, moe_wmma_gguf.cu, moe_wmma.cu: in, weights, ids of tokens, ids or offsets of experts, factors, out, ...; rows of `out`
-    // that no id names stay
-    compiled("888888444444", writes("moe_gemm_gguf_kernel", 5, Rest).before(PartlyKept)),
-    compiled("888888444444", writes("moe_gemm_gguf_prefill_kernel", 5, Rest).before(PartlyKept)),
-    compiled("88888844444", writes("moe_gemm_grouped_kernel", 5, Rest).before(PartlyKept)),
-    // moe_utils.cuh: ids of experts, counts, tokens
-    compiled("884", writes("count_tokens_per_expert_kernel", 1, Rest).before(AddedTo)),
-    // moe_utils.cuh: counts, offsets, experts
-    compiled("884", writes("expert_prefix_sum_kernel", 1, Rest)),
-];
-
-/// The effects of a kernel that the program was linked with, if it has these parameters.
-pub(super) fn effects_of(name: &str, arguments: &Arguments) -> Option<&'static Effects> {
-    let known = row_of(identifier(name)?)?;
+/// The row of a kernel that the program was linked with, if it has these parameters.
+pub(super) fn linked(name: &str, arguments: &Arguments) -> Option<&'static KernelEntry> {
+    let known = KernelEntry::of_linked(&identifier(name)?)?;
     let widths = (0..arguments.count()).map(|at| arguments.argument(at).map_or(0, |(_, bytes)| bytes.len()));
-    let expected = known.parameters.bytes().map(|digit| usize::from(digit - b'0'));
-    widths.eq(expected).then_some(&known.effects)
+    let expected = known.parameters?.bytes().map(|digit| usize::from(digit - b'0'));
+    widths.eq(expected).then_some(known)
 }
 
-/// The row of a kernel of this identifier.
-fn row_of(identifier: &str) -> Option<&'static Compiled> {
-    let is_of = |row: &&Compiled| match row.identifier.ends_with('_') {
-        true => identifier.starts_with(row.identifier),
-        false => identifier == row.identifier,
+/// The identifier in a name, behind its namespaces: C++ compilers put each behind its length, before template arguments and parameters.
+fn identifier(name: &str) -> Option<String> {
+    let Some(mangled) = name.strip_prefix("_Z") else { return Some(name.to_string()) };
+    let (mut mangled, is_nested) = match mangled.strip_prefix('N') {
+        Some(nested) => (nested, true),
+        None => (mangled, false),
     };
-    COMPILED.iter().find(is_of)
-}
-
-/// The identifier in a name, which C++ compilers put behind its length, and others before template arguments and parameters.
-pub(in crate::cuda) fn identifier(name: &str) -> Option<&str> {
-    let Some(mangled) = name.strip_prefix("_Z") else { return Some(name) };
-    let mangled = mangled.strip_prefix('L').unwrap_or(mangled);
-    let digits = mangled.find(|c: char| !c.is_ascii_digit())?;
-    let (len, rest) = mangled.split_at(digits);
-    rest.get(..len.parse().ok()?)
+    let mut words = Vec::new();
+    loop {
+        // What only one file sees has an `L` in front.
+        let length = mangled.strip_prefix('L').unwrap_or(mangled);
+        let digits = length.find(|c: char| !c.is_ascii_digit())?;
+        let (len, rest) = length.split_at(digits);
+        if len.is_empty() && !words.is_empty() {
+            return Some(words.join("::"));
+        }
+        let len: usize = len.parse().ok()?;
+        words.push(rest.get(..len)?);
+        mangled = &rest[len..];
+        if !is_nested {
+            return Some(words.join("::"));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -83,15 +41,19 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
 
+    use opara_plan::kernel_catalog::LINKED;
+
     use super::*;
 
     #[test]
     fn identifiers_are_read_from_names() {
-        let of = |name| identifier(name).unwrap_or_default().to_string();
+        let of = |name| identifier(name).unwrap_or_default();
         assert_eq!(of("mmvq_gguf_q4_k_f32_plain_cuda1"), "mmvq_gguf_q4_k_f32_plain_cuda1");
         assert_eq!(of("_Z9mul_mat_qIL9ggml_type12ELi8ELb0EEvPKc"), "mul_mat_q");
         assert_eq!(of("_ZL13quantize_q8_1PKfPvii"), "quantize_q8_1");
-        assert_eq!((identifier("_ZN3foo3barE"), identifier("_Z99short")), (None, None));
+        assert_eq!(of("_ZN7vllm_rs20moe_gemm_gguf_kernelILi256ELi32E10block_q4_K"), "vllm_rs::moe_gemm_gguf_kernel");
+        assert_eq!(of("_ZN3fooL3barEv"), "foo::bar");
+        assert_eq!((identifier("_Z99short"), identifier("_ZSt4moveI")), (None, None));
     }
 
     #[test]
@@ -99,7 +61,7 @@ mod tests {
         let widths = |name: &str, sizes: &[usize]| {
             let mut arguments = Arguments::from_words(&vec![1; sizes.len()]);
             sizes.iter().enumerate().for_each(|(at, &bytes)| arguments.cut(at, bytes));
-            effects_of(name, &arguments).map(|effects| (effects.name, effects.output))
+            linked(name, &arguments).map(|row| (row.prefix, row.effects.output))
         };
         let product = "mmvq_gguf_q6_k_bf16_plain_cuda8";
         assert_eq!(widths(product, &[8, 8, 8, 4, 4, 4, 4]), Some(("mmvq_gguf_", 2)));
@@ -151,13 +113,15 @@ mod tests {
     fn every_kernel_that_candle_links_has_a_row() {
         let mut found = BTreeSet::new();
         identifiers(&sources(), &mut found);
-        assert!(found.len() >= COMPILED.len(), "{found:?}");
+        assert!(found.len() >= LINKED.len(), "{found:?}");
+        // Some are in a namespace.
+        let row_of =
+            |name: &str| KernelEntry::of_linked(name).or_else(|| KernelEntry::of_linked(&format!("vllm_rs::{name}")));
         let unknown: Vec<_> = found.iter().filter(|name| row_of(name).is_none()).collect();
         assert!(unknown.is_empty(), "kernels without effects: {unknown:?}");
-        let is_unused = |row: &&Compiled| {
-            !found.iter().any(|name| row_of(name).is_some_and(|of| of.effects.name == row.effects.name))
-        };
-        let unused: Vec<_> = COMPILED.iter().filter(is_unused).map(|row| row.identifier).collect();
+        let is_used =
+            |row: &KernelEntry| found.iter().any(|name| row_of(name).is_some_and(|of| of.prefix == row.prefix));
+        let unused: Vec<_> = LINKED.iter().filter(|row| !is_used(row)).map(|row| row.prefix).collect();
         assert!(unused.is_empty(), "rows without a kernel: {unused:?}");
     }
 }

@@ -12,12 +12,13 @@ use std::sync::OnceLock;
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-pub(super) use self::compiled::identifier;
-use self::effects::{Before, Effects, Extent, Factor};
+use self::compiled::linked;
+use self::effects::{read_element, written_element};
 use self::ptx::Entry;
 use self::table::{declared, effects_of};
 use super::driver::{Arguments, KernelNode};
 use crate::trace::{AccessMode, Launch, Region};
+use opara_plan::kernel_catalog::{Before, Effects, Extent, Factor, KernelEntry};
 
 /// The launch of a kernel whose effects are known: one of candle's or of this library's, listed in the table. `code` is
 /// the hash of the PTX text that the kernel was loaded from: a kernel of the same name from another module is unknown. Kernels that the
@@ -33,14 +34,19 @@ pub(super) fn known<'a>(
             let shipped = shipped(name).filter(|kernel| kernel.code == code)?;
             (shipped.parameters == arguments.count()).then_some(shipped.effects)?
         }
-        None => compiled::effects_of(name, arguments)?,
+        None => &linked(name, arguments)?.effects,
     };
     Some(Call { effects, name, arguments, launch })
 }
 
-/// Whether the effects of a kernel are known.
-pub(super) fn is_known(kernel: &KernelNode) -> bool {
-    known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code).is_some()
+/// The row in the catalogue of the kernel that a launch is of, if that is candle's.
+pub(super) fn entry_of(kernel: &KernelNode) -> Option<&'static KernelEntry> {
+    known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code)?;
+    match kernel.code {
+        Some(_) if declared(&kernel.name).is_some() => None,
+        Some(_) => KernelEntry::of(&kernel.name),
+        None => linked(&kernel.name, &kernel.arguments),
+    }
 }
 
 /// The addresses that a launch may write to: the output argument of the table; for an unknown kernel, all words of its
@@ -96,6 +102,12 @@ fn shipped(name: &str) -> Option<Shipped> {
     proven
 }
 
+/// The names of candle's kernels that are compiled to PTX.
+#[cfg(test)]
+pub(super) fn names_in_ptx() -> impl Iterator<Item = &'static str> {
+    ptx::entries().map(|entry| entry.name).filter(|name| declared(name).is_none())
+}
+
 /// A launch of a known kernel.
 pub(super) struct Call<'a> {
     effects: &'static Effects,
@@ -137,7 +149,7 @@ impl Call<'_> {
 
     fn written(&self, delta: u64) -> Option<Region> {
         let is_scattered = matches!(self.effects.before, Before::KeptBetween(strides) if !self.is_null(strides));
-        let size = self.effects.written_element(self.name)?;
+        let size = written_element(self.effects, self.name)?;
         match self.effects.extent {
             Extent::Elements(factors) if !is_scattered => self.contiguous(delta, factors, size),
             Extent::Rows => self.rows(delta, size),
@@ -149,7 +161,7 @@ impl Call<'_> {
         let strided = self.effects.strides.is_some_and(|strides| !self.is_null(strides));
         match self.effects.extent {
             Extent::Elements(factors) if !strided && self.effects.inputs.contains(&argument) => {
-                self.contiguous(delta, factors, self.effects.read_element(self.name)?)
+                self.contiguous(delta, factors, read_element(self.effects, self.name)?)
             }
             _ => None,
         }

@@ -2,16 +2,27 @@
 
 use hashbrown::HashMap;
 
-use crate::cuda::driver::KernelNode;
+use crate::cuda::driver::{self, KernelNode};
 use crate::cuda::launches::CapturedLaunch;
-use crate::trace::{AccessMode, BufferId, Dim, Element, Op, View};
+use crate::trace::{BufferId, Dim, Element, Launch, Op, View};
 
 /// The arguments of a launch of a candle kernel.
 pub(super) struct Arguments<'a> {
-    pub kernel: &'a KernelNode,
-    /// By the offset of a pointer: its buffer, and bytes from the buffer's start.
-    pointers: HashMap<usize, (BufferId, u64)>,
-    uploads: &'a HashMap<BufferId, &'a [u8]>,
+    pub arguments: &'a driver::Arguments,
+    pub launch: &'a Launch,
+    /// By their offsets.
+    pub pointers: HashMap<usize, Pointed>,
+    pub uploads: &'a HashMap<BufferId, &'a [u8]>,
+}
+
+/// Where a pointer points.
+#[derive(Clone, Copy)]
+pub(super) struct Pointed {
+    pub buffer: BufferId,
+    /// Bytes from the buffer's start.
+    pub delta: u64,
+    /// Bytes that the launch accesses there.
+    pub bytes: u64,
 }
 
 impl<'a> Arguments<'a> {
@@ -21,38 +32,30 @@ impl<'a> Arguments<'a> {
         kernel: &'a KernelNode,
         uploads: &'a HashMap<BufferId, &'a [u8]>,
     ) -> Option<Self> {
-        // A kernel that is not known counts as writing all that it reads.
-        let is_unknown = op.accesses.iter().any(|access| access.mode == AccessMode::ReadWrite);
-        if is_unknown {
-            return None;
-        }
-        Self::of_parts(op, recorded, kernel, uploads)
-    }
-
-    /// The same of a kernel that may read what it writes.
-    pub fn of_parts(
-        op: &Op,
-        recorded: &CapturedLaunch,
-        kernel: &'a KernelNode,
-        uploads: &'a HashMap<BufferId, &'a [u8]>,
-    ) -> Option<Self> {
         // There is one access per pointer, in the order of the arguments.
         let words = recorded.words();
-        if words.len() != op.accesses.len() {
-            return None;
-        }
-        let of = op.accesses.iter().map(|access| (access.buffer, access.region.start()));
-        Some(Self { kernel, pointers: words.into_iter().zip(of).collect(), uploads })
+        let of = op.accesses.iter().map(|access| Pointed {
+            buffer: access.buffer,
+            delta: access.region.start(),
+            bytes: access.region.bytes(),
+        });
+        let pointers = (words.len() == op.accesses.len()).then(|| words.into_iter().zip(of).collect())?;
+        Some(Self { arguments: &kernel.arguments, launch: &kernel.launch, pointers, uploads })
     }
 
     pub fn integer(&self, index: usize) -> Option<u64> {
-        self.kernel.arguments.integer(index)
+        self.arguments.integer(index)
+    }
+
+    pub fn integers<const N: usize>(&self, indices: [usize; N]) -> Option<[u64; N]> {
+        let found: Vec<u64> = indices.into_iter().map(|index| self.integer(index)).collect::<Option<_>>()?;
+        found.try_into().ok()
     }
 
     /// The bytes that were uploaded to where the argument at an offset points.
     pub fn uploaded(&self, word: usize) -> Option<&'a [u8]> {
-        let &(buffer, delta) = self.pointers.get(&word)?;
-        self.uploads.get(&buffer)?.get(delta as usize..)
+        let Pointed { buffer, delta, .. } = self.pointers.get(&word)?;
+        self.uploads.get(buffer)?.get(*delta as usize..)
     }
 
     /// The same as numbers of eight bytes.
@@ -79,20 +82,47 @@ impl<'a> Arguments<'a> {
 
     /// The offset of an argument.
     pub fn offset(&self, argument: usize) -> Option<usize> {
-        Some(self.kernel.arguments.argument(argument)?.0)
+        Some(self.arguments.argument(argument)?.0)
     }
 
-    /// A view from the pointer at an offset on.
-    pub fn view(&self, word: usize, element: Element, dims: Vec<Dim>) -> Option<View> {
-        let &(buffer, delta) = self.pointers.get(&word)?;
+    /// A view from where an argument points to on.
+    pub fn view(&self, argument: usize, element: Element, dims: Vec<Dim>) -> Option<View> {
+        let &Pointed { buffer, delta, .. } = self.pointers.get(&self.offset(argument)?)?;
         let first = delta.is_multiple_of(element.bytes()).then_some(delta / element.bytes())?;
         Some(View { buffer, element, first, dims })
     }
 
-    /// The same of an argument.
-    pub fn view_of(&self, argument: usize, element: Element, dims: Vec<Dim>) -> Option<View> {
-        self.view(self.offset(argument)?, element, dims)
+    /// Elements in a row from there on.
+    pub fn row(&self, argument: usize, element: Element, len: u64) -> Option<View> {
+        self.view(argument, element, vec![Dim { len, stride: 1 }])
     }
+
+    /// Bytes that the launch accesses from where an argument points to on.
+    pub fn reach(&self, argument: usize) -> Option<u64> {
+        Some(self.pointers.get(&self.offset(argument)?)?.bytes)
+    }
+
+    /// The bits of a number.
+    pub fn bits(&self, argument: usize, element: Element) -> Option<u64> {
+        let (_, bytes) = self.arguments.argument(argument)?;
+        (bytes.len() as u64 == element.bytes()).then(|| bits(bytes))
+    }
+
+    /// A number.
+    pub fn number(&self, argument: usize, element: Element) -> Option<f64> {
+        let bits = self.bits(argument, element)?;
+        element.number(bits).or_else(|| element.integer(bits).map(|integer| integer as f64))
+    }
+}
+
+/// Rows of `columns` elements, each so many behind the one before.
+pub(super) fn by_rows(rows: u64, columns: u64, stride: u64) -> Vec<Dim> {
+    vec![Dim { len: rows, stride }, Dim { len: columns, stride: 1 }]
+}
+
+/// The bits of a number of at most eight bytes.
+pub(super) fn bits(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))
 }
 
 /// Dimensions without those of one, and those that continue each other as one.

@@ -2,17 +2,23 @@
 //! they are. What calls of libraries compute was noted while they were made.
 
 mod arguments;
+mod experts;
+mod images;
 mod kernels;
 mod places;
 mod quantized;
+mod rows;
+#[cfg(test)]
+mod tests;
 
 use hashbrown::HashMap;
 
 use self::arguments::Arguments;
 use super::driver::LaunchNode;
-use super::kernels::is_known;
+use super::kernels::entry_of;
 use super::launches::CapturedLaunch;
-use crate::trace::{BufferId, Element, Function, Meaning, Op, Trace, View};
+use crate::trace::{BufferId, Element, Function, Meaning, Op, OpId, Trace, View};
+use opara_plan::kernel_catalog::KernelEntry;
 
 /// Says of each op of the trace what it computes, where that is known.
 pub(super) fn lift(trace: &mut Trace, launches: &[CapturedLaunch]) {
@@ -39,31 +45,33 @@ pub(super) fn lift(trace: &mut Trace, launches: &[CapturedLaunch]) {
     }
 }
 
-/// Says of launches one after the other which product with a quantised weight they compute: the last one has the meaning.
+/// Says of launches one after the other which product with a quantised weight they compute: the last one has the meaning. Between them
+/// memory may be zeroed, for the result.
 fn lift_products(trace: &mut Trace, launches: &[CapturedLaunch]) {
     let none = HashMap::new();
-    let kernels = |ops: &[Op], at: usize| -> Option<(Arguments, String)> {
+    let kernels = |ops: &[Op], at: usize| -> Option<(&'static KernelEntry, Arguments, String)> {
         let (op, recorded) = (ops.get(at)?, launches.get(at)?);
         let LaunchNode::Kernel(kernel) = &recorded.launch else { return None };
-        let is_asked = op.meaning.is_none() && !recorded.is_of_a_library;
-        let arguments = Arguments::of_parts(op, recorded, kernel, &none).filter(|_| is_asked)?;
-        Some((arguments, op.name.to_string()))
+        let entry = entry_of(kernel).filter(|_| op.meaning.is_none() && !recorded.is_of_a_library)?;
+        Some((entry, Arguments::new(op, recorded, kernel, &none)?, op.name.to_string()))
     };
-    let mut found = Vec::new();
-    for at in 1..trace.ops.len() {
-        let Some((before, name)) = kernels(&trace.ops, at - 1) else { continue };
-        let Some(rounded) = before.rounded(&name) else { continue };
-        let Some((product, name)) = kernels(&trace.ops, at) else { continue };
-        if let Some(meaning) = product.product_of_few(&name, &rounded) {
-            found.push((at - 1..at, meaning));
-        } else if let Some(of) = product.product_of_many(&name, &rounded) {
-            let next = kernels(&trace.ops, at + 1).filter(|(next, name)| next.completes(name, &of));
-            found.push((at - 1..at + usize::from(next.is_some()), of.meaning));
+    let is_zeroing = |op: &Op| op.meaning.as_ref().is_some_and(|meaning| meaning.function == Function::Zeros);
+    let mut found: Vec<(Vec<OpId>, OpId, Meaning)> = Vec::new();
+    for at in 0..trace.ops.len() {
+        let Some((entry, arguments, name)) = kernels(&trace.ops, at) else { continue };
+        let Some(rounded) = arguments.rounded(entry, &name) else { continue };
+        let Some(next) = (at + 1..trace.ops.len()).find(|&next| !is_zeroing(&trace.ops[next])) else { continue };
+        let Some((entry, arguments, name)) = kernels(&trace.ops, next) else { continue };
+        let Some(product) = arguments.product_of(entry, &name, &rounded) else { continue };
+        let rest = kernels(&trace.ops, next + 1).filter(|(entry, rest, _)| rest.completes(entry, &product));
+        match rest {
+            Some(_) => found.push((vec![at, next], next + 1, product.meaning)),
+            None => found.push((vec![at], next, product.meaning)),
         }
     }
-    for (parts, meaning) in found {
-        trace.ops[parts.end].meaning = Some(meaning.into());
-        trace.ops[parts].iter_mut().for_each(|op| op.meaning = Some(Meaning::part().into()));
+    for (parts, last, meaning) in found {
+        trace.ops[last].meaning = Some(meaning.into());
+        parts.into_iter().for_each(|op| trace.ops[op].meaning = Some(Meaning::part().into()));
     }
 }
 
@@ -85,11 +93,9 @@ fn meaning(op: &Op, recorded: &CapturedLaunch, uploads: &HashMap<BufferId, &[u8]
         }
         LaunchNode::Memcpy(_) => None,
         LaunchNode::Kernel(_) if recorded.is_of_a_library => None,
-        LaunchNode::Kernel(kernel) => match Arguments::new(op, recorded, kernel, uploads) {
-            Some(arguments) => arguments.meaning(&op.name),
-            // Kernels that add to what they are given are known, too.
-            None if is_known(kernel) => Arguments::of_parts(op, recorded, kernel, uploads)?.added(&op.name),
-            None => None,
-        },
+        LaunchNode::Kernel(kernel) => {
+            let entry = entry_of(kernel)?;
+            Arguments::new(op, recorded, kernel, uploads)?.meaning(entry, &op.name)
+        }
     }
 }

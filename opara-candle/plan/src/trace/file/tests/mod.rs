@@ -8,7 +8,10 @@ use proptest::prelude::*;
 use super::head::{MAGIC, VERSION};
 use super::section::{self, Tag};
 use super::*;
-use crate::trace::{BlockType, Dim, Element, Function, Indexed, Meaning, Order, Region, Role, Rotary, View, Window};
+use crate::trace::{
+    Bilinear, BlockType, Dim, Element, Experts, Function, Indexed, Meaning, Named, Order, Region, Role, Rotary, View,
+    Window,
+};
 use samples::{golden, nasnet_like, traces};
 
 /// Written by the first release of version 1: every later one must read it. Never overwrite it.
@@ -97,10 +100,25 @@ fn functions_and_elements_keep_their_numbers() {
         Function::ArgSort(..) => 29,
         Function::ArgMax(_) => 30,
         Function::ArgMin(_) => 31,
+        Function::AffineWide(..) => 32,
+        Function::Power(_) => 33,
+        Function::Elu(_) => 34,
+        Function::Unfold(_) => 35,
+        Function::Fold(_) => 36,
+        Function::UpsampleBilinear(_) => 37,
+        Function::Dequantized(_) => 38,
+        Function::QuantizedRows(_) => 39,
+        Function::ExpertProduct(_) => 40,
+        Function::Count => 41,
+        Function::Bounds => 42,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
     let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
     let indexed = Indexed { left: 1, from: 2, to: 3, right: 4 };
+    let (one, zero) = ([0, 0, 0, 0, 0, 0, 0xf0, 0x3f], [0; 8]);
+    let bilinear = Bilinear { size: [1, 2], step: [1., 0.], is_aligned: true };
+    let (blocks, named) = (Some(BlockType::Q8K), Named::InOrder);
+    let experts = Experts { experts: 1, rows: 2, shared: 3, inner: 4, columns: 5, blocks, named, has_factors: true };
     let all = [
         (Function::Zeros, vec![]),
         (Function::Upload, vec![]),
@@ -134,6 +152,17 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::ArgSort(7, Order::Descending), vec![7, 1]),
         (Function::ArgMax(8), vec![8]),
         (Function::ArgMin(9), vec![9]),
+        (Function::AffineWide(1., 0.), [one, zero].concat()),
+        (Function::Power(1.), one.to_vec()),
+        (Function::Elu(0.), zero.to_vec()),
+        (Function::Unfold(window), (1..=9).collect()),
+        (Function::Fold(window), (1..=9).collect()),
+        (Function::UpsampleBilinear(bilinear), [&[1, 2], &one[..], &zero, &[1]].concat()),
+        (Function::Dequantized(BlockType::Q4_0), vec![0]),
+        (Function::QuantizedRows(BlockType::Q8_0), vec![4]),
+        (Function::ExpertProduct(experts), vec![1, 2, 3, 4, 5, 1, 10, 1, 1]),
+        (Function::Count, vec![]),
+        (Function::Bounds, vec![]),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();
@@ -147,8 +176,13 @@ fn functions_and_elements_keep_their_numbers() {
         Element::U8 => 4,
         Element::U32 => 5,
         Element::I64 => 6,
+        Element::F64 => 7,
+        Element::F8 => 8,
+        Element::I16 => 9,
+        Element::I32 => 10,
     };
-    let elements = [Element::Byte, Element::F16, Element::Bf16, Element::F32, Element::U8, Element::U32, Element::I64];
+    let names = ["f16", "bf16", "f32", "f64", "f8_e4m3", "u8", "u32", "i16", "i32", "i64"];
+    let elements = names.into_iter().filter_map(Element::of_name).chain([Element::Byte]);
     for element in elements {
         assert_eq!(postcard::to_stdvec(&element).unwrap(), [number(element)]);
     }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 
 use crate::trace::{
-    Access, AccessMode, BlockType, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op, Region,
-    Role, Rotary, Trace, View, Window, Work,
+    Access, AccessMode, Bilinear, BlockType, Buffer, DeviceSpec, Dim, Element, Function, Launch, Meaning, Measured, Op,
+    Region, Role, Rotary, Trace, View, Window, Work,
 };
 
 fn device() -> DeviceSpec {
@@ -138,6 +138,8 @@ fn meanings(buffers: Vec<Buffer>) -> impl Strategy<Value = Meaning> {
         Function::Where,
         Function::MaskedFill(0xff80_0000),
         Function::QuantizedProduct(BlockType::Q6K),
+        Function::AffineWide(0.1, -1e300),
+        Function::UpsampleBilinear(Bilinear { size: [6, 300], step: [0.5, 1. / 3.], is_aligned: false }),
         Function::Rotary(Rotary { outer: 2, tokens: 9, heads: 1, size: 64, is_of_neighbours: true, angles: 0 }),
     ]);
     // Buffers large enough for every view below.
