@@ -2,7 +2,7 @@
 
 use candle::{bail, DType, Result, Tensor};
 use opara_plan::rewrite::{Node, Operand};
-use opara_plan::trace::{Experts, Named};
+use opara_plan::trace::{BlockType, Experts, Named};
 
 use super::evaluation::{Arithmetic, Evaluation};
 use super::quantized;
@@ -27,8 +27,9 @@ pub(super) fn product(of: &mut Evaluation, node: &Node, shape: &Experts) -> Resu
         None => of.own(weights)?.reshape((experts, columns, inner))?,
     };
     let dtype = of.arithmetic.dtype(node.element);
-    if let (Some(blocks), Arithmetic::Typed, true) = (shape.blocks, of.arithmetic, x.device().is_cuda()) {
-        // candle's kernel takes these.
+    // candle's kernel for these takes experts of Q8_0 to begin at an eighth of where they do.
+    let has_kernel = |blocks: &BlockType| x.device().is_cuda() && *blocks != BlockType::Q8_0;
+    if let (Some(blocks), Arithmetic::Typed) = (shape.blocks.filter(has_kernel), of.arithmetic) {
         let (x, ids) = (x.to_dtype(DType::F32)?.unsqueeze(1)?, of_rows.reshape((rows / shared, shared))?);
         let y = quantized::tensor(blocks, &weights)?.indexed_moe_forward(&x, &ids)?.reshape((rows, columns))?;
         return scaled(y, factors)?.to_dtype(dtype);

@@ -7,6 +7,7 @@
 pub(crate) mod accuracy;
 mod alone;
 mod at_position;
+mod attending;
 mod attention;
 mod by_elements;
 pub(crate) mod choice;

@@ -13,7 +13,7 @@ use super::indexed::{gather, index_select, masked_fill, put, rotary, select};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
-use super::{experts, quantized, windows};
+use super::{attending, experts, quantized, windows};
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Activation, CachedAttention, ConvConfig, NewTokens, Padding, PoolConfig};
 
@@ -197,6 +197,7 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         Function::ExpertProduct(product) => experts::product(of, node, product)?,
         Function::Count => experts::count(of, node)?,
         Function::Bounds => experts::bounds(of, node)?,
+        Function::Attention(shape) => attending::attention(of, node, shape)?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }

@@ -1,4 +1,5 @@
-//! Modules of candle's rarer kernels, between parts that rules are about: exact ones give candle's bits, accurate ones are no less accurate.
+//! Modules of candle's rarer kernels, between parts that rules are about: exact executors give candle's bits, accurate ones are no less
+//! accurate.
 
 use candle::quantized::{GgmlDType, QTensor};
 use candle::{DType, Device, Result, Tensor, D};
@@ -149,7 +150,7 @@ impl Blocks {
         Ok(Self {
             table: QTensor::quantize(&(of(1, 32)? * 16.)?, GgmlDType::Q4K)?,
             dense: of(2, 256)?,
-            experts: QTensor::quantize(&of(3, 4 * 64)?.reshape((4, 64, 256))?, GgmlDType::Q8_0)?,
+            experts: QTensor::quantize(&of(3, 4 * 64)?.reshape((4, 64, 256))?, GgmlDType::Q4K)?,
         })
     }
 

@@ -5,7 +5,7 @@ use self::{Before::Overwritten, Extent::Elements, Factor::Argument};
 /// The effects of a kernel. Almost all kernels write through exactly one argument.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effects {
-    /// Index of the output argument.
+    /// Index of the output argument. The words of a structure that is the only argument count as arguments.
     pub output: usize,
     /// Bytes of an output element, if the name does not end in its type.
     pub element: Option<u64>,

@@ -8,8 +8,8 @@ use super::effects::Effects;
 use super::effects::Extent::*;
 use super::effects::Factor::*;
 use super::shipped::{row, KernelEntry};
-use super::Family::*;
-use super::Means::*;
+use super::Family::{self, *};
+use super::Means::{self, *};
 
 /// in, out, columns, padded columns; a row for each of the grid's y, blocks of 32 elements in 36 bytes
 const ROUNDED: Effects =
@@ -20,28 +20,40 @@ const EXPERTS: Effects = Effects::writes(5, Rest).before(PartlyKept);
 /// The identifiers behind their namespaces, or what they begin with if that ends in `_`. A longer one comes before its beginnings.
 pub const LINKED: &[KernelEntry] = &[
     // mmvq_gguf.cu
-    row("mmvq_gguf_quantize_q8_1_", Other, LinkedRounding, ROUNDED).linked("8844"),
+    row("mmvq_gguf_quantize_q8_1_", Other, LinkedRounding, ROUNDED).linked(&[8, 8, 4, 4]),
     // mmvq_gguf.cu: matrix, vectors, out, columns, rows, ...; as many rows of `out` as the name says last
-    row("mmvq_gguf_", Matmul, LinkedRows, Effects::writes(2, Rest)).linked("8884444").computes(),
+    row("mmvq_gguf_", Matmul, LinkedRows, Effects::writes(2, Rest)).linked(&[8, 8, 8, 4, 4, 4, 4]).computes(),
     // mmq_quantize.cu: in, ids, out, ...
-    row("quantize_mmq_q8_1", Other, LinkedRoundingOfMany, Effects::writes(2, Rest)).linked("8888888844"),
+    row("quantize_mmq_q8_1", Other, LinkedRoundingOfMany, Effects::writes(2, Rest))
+        .linked(&[8, 8, 8, 8, 8, 8, 8, 8, 4, 4]),
     // mmq_gguf.cuh: out is completed by what blocks have left in the last one, the workspace: ids, bounds, out, workspace, ...
     row("mul_mat_q_stream_k_fixup", Matmul, LinkedRest, Effects::writes(2, Rest).before(AddedTo))
-        .linked("8888444848484"),
+        .linked(&[8, 8, 8, 8, 4, 4, 4, 8, 4, 8, 4, 8, 4]),
     // mmq_gguf.cuh: matrix, vectors, ids, bounds, out, workspace, ...
     row("mul_mat_q", Matmul, LinkedMatrix, Effects::writes(4, Rest).updates(5))
-        .linked("88888844444444444444444")
+        .linked(&[8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4])
         .computes(),
     // gguf.cuh of the mixtures of experts
-    row("quantize_q8_1", Other, Rounding, ROUNDED).linked("8844"),
+    row("quantize_q8_1", Other, Rounding, ROUNDED).linked(&[8, 8, 4, 4]),
     // moe_gguf.cu, moe_wmma_gguf.cu, moe_wmma.cu
-    row("vllm_rs::moe_gemm_gguf_kernel", Matmul, LinkedExperts, EXPERTS).linked("888888444444").computes(),
-    row("moe_gemm_gguf_prefill_kernel", Matmul, LinkedExpertBlocks, EXPERTS).linked("888888444444").computes(),
-    row("vllm_rs::moe_gemm_grouped_kernel", Matmul, LinkedExpertRows, EXPERTS).linked("88888844444").computes(),
+    row("vllm_rs::moe_gemm_gguf_kernel", Matmul, LinkedExperts, EXPERTS)
+        .linked(&[8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4])
+        .computes(),
+    row("moe_gemm_gguf_prefill_kernel", Matmul, LinkedExpertBlocks, EXPERTS)
+        .linked(&[8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4, 4])
+        .computes(),
+    row("vllm_rs::moe_gemm_grouped_kernel", Matmul, LinkedExpertRows, EXPERTS)
+        .linked(&[8, 8, 8, 8, 8, 8, 4, 4, 4, 4, 4])
+        .computes(),
     // moe_utils.cuh: ids of experts, counts, tokens
-    row("count_tokens_per_expert_kernel", Other, Count, Effects::writes(1, Rest).before(AddedTo)).linked("884"),
+    row("count_tokens_per_expert_kernel", Other, Count, Effects::writes(1, Rest).before(AddedTo)).linked(&[8, 8, 4]),
+    // flash_fwd_launch_template.h of candle-flash-attn: one structure, `Flash_fwd_params`, whose words count as arguments: o is word 14, and
+    // the logarithms of sums, which nobody reads, are word 20
+    row("flash_fwd_kernel", Family::Attention, Means::Attention, Effects::writes(14, Rest).updates(20))
+        .linked(&[464])
+        .computes(),
     // moe_utils.cuh: counts, offsets, experts
-    row("expert_prefix_sum_kernel", Other, Bounds, Effects::writes(1, Rest)).linked("884"),
+    row("expert_prefix_sum_kernel", Other, Bounds, Effects::writes(1, Rest)).linked(&[8, 8, 4]),
 ];
 
 impl KernelEntry {

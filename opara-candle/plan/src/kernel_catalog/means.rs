@@ -115,6 +115,8 @@ pub enum Means {
     Count,
     /// Sums of all numbers before.
     Bounds,
+    /// Attention.
+    Attention,
     /// Nothing: candle launches it nowhere.
     Unused,
 }

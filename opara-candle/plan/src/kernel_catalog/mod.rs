@@ -1,7 +1,7 @@
 //! The kernel catalogue: properties of a kernel, found by its name.
 //!
-//! [`ENTRIES`] and [`LINKED`] declare candle's kernels by the prefixes of their names. The names of this library's kernels say what they do in a
-//! word (`own`). `library` classifies kernels of cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its
+//! [`ENTRIES`] and [`LINKED`] declare candle's kernels by the prefixes of their names. The names of this library's kernels say what they
+//! do in a word (`own`). `library` classifies kernels of cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its
 //! kernel up once, when a pass is recorded or a trace is read, and later stages use the result. The memory that a kernel reads and
 //! writes depends on its arguments, and so do its operands: a row says how ([`Effects`], [`Means`]).
 

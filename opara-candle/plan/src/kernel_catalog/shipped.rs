@@ -29,8 +29,8 @@ pub struct KernelEntry {
     pub is_fused: bool,
     /// The bytes that they write.
     pub effects: Effects,
-    /// Bytes of each parameter, as digits, of kernels that the program is linked with.
-    pub parameters: Option<&'static str>,
+    /// Bytes of each parameter, of kernels that the program is linked with.
+    pub parameters: Option<&'static [usize]>,
     /// Does the prefix alone identify them? All other names must end in a type.
     is_untyped: bool,
 }
@@ -58,7 +58,7 @@ impl KernelEntry {
         Self { is_untyped: true, ..self }
     }
 
-    pub(super) const fn linked(self, parameters: &'static str) -> Self {
+    pub(super) const fn linked(self, parameters: &'static [usize]) -> Self {
         Self { parameters: Some(parameters), ..self }
     }
 

@@ -153,6 +153,7 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::ExpertProduct(_)
         | Function::Count
         | Function::Bounds
+        | Function::Attention(_)
         | Function::Rotary(_)
         | Function::Upload
         | Function::Part => return None,

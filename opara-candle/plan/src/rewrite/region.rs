@@ -55,7 +55,7 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
 
 /// Whether rules may be about it, and operators compute it about as fast as candle's kernel does.
 fn is_of_rules(meaning: &Meaning) -> bool {
-    let has_operator = !matches!(meaning.function, Function::Unfold(_) | Function::Fold(_));
+    let has_operator = !matches!(meaning.function, Function::Unfold(_) | Function::Fold(_) | Function::Attention(_));
     has_operator && meaning.views().all(|view| view.element.is_of_rules())
 }
 

@@ -3,6 +3,7 @@
 //! A [`Trace`] is plain data. On CUDA it is read back from a captured graph, on the CPU it is recorded by
 //! `opara_candle::ops`; every later stage works on it without knowing which.
 
+mod attending;
 mod block_type;
 mod element;
 mod file;
@@ -11,6 +12,7 @@ mod meaning;
 mod region;
 mod window;
 
+pub use attending::Attending;
 pub use block_type::BlockType;
 pub use element::Element;
 pub use file::{FileError, TraceFileError};

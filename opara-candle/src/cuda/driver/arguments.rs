@@ -54,6 +54,12 @@ impl Arguments {
         Self { bytes, places: (0..words.len()).map(|i| (i * 8, 8)).collect(), packed: false }
     }
 
+    /// One structure of these words, for tests.
+    #[cfg(test)]
+    pub fn of_structure(words: &[u64]) -> Self {
+        Self { places: Arc::new([(0, words.len() * 8)]), ..Self::from_words(words) }
+    }
+
     /// Shortens an argument to `bytes` bytes, for tests.
     #[cfg(test)]
     pub fn cut(&mut self, index: usize, bytes: usize) {
@@ -99,8 +105,12 @@ impl Arguments {
         }
     }
 
-    /// The index of the argument that contains the word at an offset.
+    /// The index of the argument that contains the word at an offset. The words of a structure that is the only argument count as
+    /// arguments.
     pub fn argument_at(&self, offset: usize) -> Option<usize> {
+        if let [(start, size @ 9..)] = self.places[..] {
+            return (start..start + size).contains(&offset).then(|| (offset - start) / 8);
+        }
         self.places.iter().position(|&(start, size)| (start..start + size).contains(&offset))
     }
 

@@ -102,10 +102,10 @@ fn shipped(name: &str) -> Option<Shipped> {
     proven
 }
 
-/// The names of candle's kernels that are compiled to PTX.
+/// The names of candle's kernels that are compiled to PTX, with the bytes of each parameter.
 #[cfg(test)]
-pub(super) fn names_in_ptx() -> impl Iterator<Item = &'static str> {
-    ptx::entries().map(|entry| entry.name).filter(|name| declared(name).is_none())
+pub(super) fn kernels_in_ptx() -> impl Iterator<Item = (&'static str, Vec<usize>)> {
+    ptx::entries().filter(|entry| declared(entry.name).is_none()).map(|entry| (entry.name, entry.widths()))
 }
 
 /// A launch of a known kernel.
@@ -286,6 +286,19 @@ mod tests {
         assert_eq!(access(name, &words, 15), (bytes(4 * 54), AccessMode::Write));
         assert_eq!(access(name, &words, 14), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 9), (rest(), AccessMode::Read));
+    }
+
+    #[test]
+    fn words_of_a_structure_are_accessed_each_in_its_way() {
+        let (arguments, launch) = (Arguments::of_structure(&[0xa000; 58]), Launch::default());
+        let call = known("_Z16flash_fwd_kernelI23Flash_fwd_kernel_traits", &arguments, &launch, None).unwrap();
+        let mode = |word: usize| call.access(arguments.argument_at(word), 0, 64).1;
+        assert_eq!([0, 112, 160, 224].map(mode), {
+            use AccessMode::{Read, ReadWrite, Write};
+            [Read, Write, ReadWrite, Read]
+        });
+        let other = Arguments::of_structure(&[0xa000; 57]);
+        assert!(known("flash_fwd_kernel", &other, &launch, None).is_none(), "of another version");
     }
 
     #[test]

@@ -87,7 +87,12 @@ impl<'a> Arguments<'a> {
 
     /// A view from where an argument points to on.
     pub fn view(&self, argument: usize, element: Element, dims: Vec<Dim>) -> Option<View> {
-        let &Pointed { buffer, delta, .. } = self.pointers.get(&self.offset(argument)?)?;
+        self.view_at(self.offset(argument)?, element, dims)
+    }
+
+    /// The same of the pointer at an offset.
+    pub fn view_at(&self, offset: usize, element: Element, dims: Vec<Dim>) -> Option<View> {
+        let &Pointed { buffer, delta, .. } = self.pointers.get(&offset)?;
         let first = delta.is_multiple_of(element.bytes()).then_some(delta / element.bytes())?;
         Some(View { buffer, element, first, dims })
     }
@@ -99,7 +104,12 @@ impl<'a> Arguments<'a> {
 
     /// Bytes that the launch accesses from where an argument points to on.
     pub fn reach(&self, argument: usize) -> Option<u64> {
-        Some(self.pointers.get(&self.offset(argument)?)?.bytes)
+        self.reach_at(self.offset(argument)?)
+    }
+
+    /// The same of the pointer at an offset.
+    pub fn reach_at(&self, offset: usize) -> Option<u64> {
+        Some(self.pointers.get(&offset)?.bytes)
     }
 
     /// The bits of a number.

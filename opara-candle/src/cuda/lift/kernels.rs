@@ -5,7 +5,7 @@ use crate::trace::{Element, Function, Meaning, Order, View};
 use opara_plan::kernel_catalog::{KernelEntry, Means};
 
 impl Arguments<'_> {
-    /// What a launch of the kernel of this name computes; `None` also where the catalogue's kernel is launched in a way that has no meaning.
+    /// What a launch of the kernel of this name computes; `None` also where it is launched in a way that has no meaning.
     pub fn meaning(&self, entry: &KernelEntry, name: &str) -> Option<Meaning> {
         // Of kernels in C++ the name ends in no types.
         let types = name.strip_prefix(entry.prefix).unwrap_or_default();
@@ -55,6 +55,7 @@ impl Arguments<'_> {
             Means::LinkedExpertRows | Means::LinkedExpertBlocks => self.expert_rows(entry.means, name),
             Means::Count => self.count(),
             Means::Bounds => self.bounds(),
+            Means::Attention => self.attention(),
             // Launches that belong together have one meaning.
             Means::Rounding
             | Means::BlockRows

@@ -2,6 +2,7 @@
 //! they are. What calls of libraries compute was noted while they were made.
 
 mod arguments;
+mod attention;
 mod experts;
 mod images;
 mod kernels;

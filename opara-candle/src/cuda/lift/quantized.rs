@@ -62,10 +62,14 @@ impl Arguments<'_> {
         })
     }
 
-    /// Arguments: weight, row, result, columns of the weight, its rows.
+    /// Arguments: weight, row, result, columns of the weight, its rows. Of the kernel that is not told these, each block has one.
     pub fn block_vector(&self, types: &str) -> Option<Meaning> {
         let blocks = BlockType::of_name(types.strip_suffix("_cuda").unwrap_or(types))?;
-        let [inner, columns] = self.integers([3, 4])?;
+        let inner = self.integer(3)?;
+        let columns = match self.arguments.count() {
+            4 => u64::from(self.launch.grid[0]),
+            _ => self.integer(4)?,
+        };
         let row = self.view(1, Element::F32, by_rows(1, inner, inner))?;
         self.product(&row, blocks, columns, [0, 2])
     }

@@ -4,12 +4,15 @@ use hashbrown::HashMap;
 
 use super::arguments::{Arguments, Pointed};
 use crate::cuda::driver;
-use crate::cuda::kernels::names_in_ptx;
+use crate::cuda::kernels::kernels_in_ptx;
 use crate::trace::{BlockType, Element, Function, Launch, Meaning, Named};
 use opara_plan::kernel_catalog::{KernelEntry, Means, LINKED};
 
 /// Kernels without a meaning, and why.
-const EXCEPTIONS: [(&str, &str); 1] = [("sum_", "candle launches it nowhere: its sums are those of `fast_sum_`")];
+const EXCEPTIONS: [(&str, &str); 2] = [
+    ("sum_", "candle launches it nowhere: its sums are those of `fast_sum_`"),
+    ("indexed_moe_forward_q8_0_", "it reads an expert's weight at an eighth of where candle lays it"),
+];
 
 /// An argument.
 #[derive(Clone, Copy)]
@@ -133,6 +136,7 @@ fn launch(entry: &KernelEntry, name: &str) -> Made {
             _ => (vec![p, p], 2),
         },
         Means::TableRows => ([vec![p; 3], numbers(&[256, of_row])].concat(), 3),
+        Means::BlockVector if types == "q5_k" => ([vec![p; 3], numbers(&[256])].concat(), 8),
         Means::BlockVector => ([vec![p; 3], numbers(&[256, 8])].concat(), 8),
         Means::BlockRows => ([vec![p; 3], numbers(&[256, 8, 512, 8])].concat(), 8),
         Means::BlockMatrix => ([vec![p; 3], numbers(&[256, 8, 2, 512, 8])].concat(), 1),
@@ -169,13 +173,18 @@ fn every_kernel_in_ptx_has_a_meaning() {
     let rounding = KernelEntry::of("quantize_q8_1").unwrap();
     let mut without = Vec::new();
     let mut count = 0;
-    for name in names_in_ptx() {
+    for (name, widths) in kernels_in_ptx() {
         let entry = KernelEntry::of(name).unwrap_or_else(|| panic!("{name} has no row"));
-        if EXCEPTIONS.iter().any(|(prefix, _)| entry.prefix == *prefix) {
+        if EXCEPTIONS.iter().any(|(prefix, _)| name.starts_with(prefix)) {
             continue;
         }
         count += 1;
         let made = launch(entry, name);
+        let of_made = (0..made.arguments.count()).map(|at| made.arguments.argument(at).unwrap().1.len());
+        // Numbers of four bytes are read like those of eight.
+        let are_alike = |(made, code): (usize, &usize)| made == *code || (made, *code) == (8, 4);
+        let has_parameters = widths.len() == made.arguments.count() && of_made.zip(&widths).all(are_alike);
+        assert!(has_parameters, "{name} has parameters of {widths:?} bytes");
         let meaning = match entry.means {
             Means::Rounding => {
                 assert_eq!(rounded(entry, name, 2, &made).rows.elements(), Some(512));
@@ -244,10 +253,10 @@ fn every_kernel_that_is_linked_has_a_meaning() {
         assert_eq!((found.blocks, found.named, found.rows), (Some(BlockType::Q4K), Named::InOrder, 6));
         assert_eq!((found.shared, found.has_factors), (6 / u64::from(each), each == 6));
         let prefill = "_Z28moe_gemm_gguf_prefill_kernelI13__nv_bfloat16Li256E10block_q6_KLi64EEvPKT_";
-        let grouped = "_ZN7vllm_rs23moe_gemm_grouped_kernelI6__halfLi16ELi16ELi2EEEvPKT_";
+        let grouped = "_ZN7vllm_rs23moe_gemm_grouped_kernelI13__nv_bfloat16Li16ELi16ELi2EEEvPKT_";
         for (prefix, name, words, of) in [
             ("moe_gemm_gguf_prefill_kernel", prefill, sizes(5), [Element::Bf16, Element::F32]),
-            ("vllm_rs::moe_gemm_grouped_kernel", grouped, sizes(0)[..11].to_vec(), [Element::F16; 2]),
+            ("vllm_rs::moe_gemm_grouped_kernel", grouped, sizes(0)[..11].to_vec(), [Element::Bf16; 2]),
         ] {
             let made = Made::new(&words, [1; 3], [1; 3]);
             let found = made.read(|arguments| arguments.meaning(row(prefix), name)).unwrap();
@@ -255,6 +264,10 @@ fn every_kernel_that_is_linked_has_a_meaning() {
             assert_eq!(found.reads[3].elements(), Some(5), "the bounds of four experts");
             with.push(prefix);
         }
+        let of_halves = "_ZN7vllm_rs23moe_gemm_grouped_kernelI6__halfLi16ELi16ELi2EEEvPKT_";
+        let made = Made::new(&sizes(0)[..11], [1; 3], [1; 3]);
+        let found = made.read(|arguments| arguments.meaning(row("vllm_rs::moe_gemm_grouped_kernel"), of_halves));
+        assert!(found.is_none(), "it writes the bits of halves as numbers");
         with.extend(["vllm_rs::moe_gemm_gguf_kernel", "quantize_q8_1"]);
     }
     for prefix in ["count_tokens_per_expert_kernel", "expert_prefix_sum_kernel"] {
@@ -262,6 +275,63 @@ fn every_kernel_that_is_linked_has_a_meaning() {
         assert!(made.read(|arguments| arguments.meaning(row(prefix), prefix)).is_some(), "{prefix}");
         with.push(prefix);
     }
+    // Attention has a test of its own.
+    with.push("flash_fwd_kernel");
     let without: Vec<&str> = LINKED.iter().map(|row| row.prefix).filter(|prefix| !with.contains(prefix)).collect();
     assert!(without.is_empty(), "kernels without a meaning: {without:?}");
+}
+
+/// `Flash_fwd_params` of two texts of five queries and seven keys, or of twelve of each: four heads of eight elements over two of keys.
+fn flash_params(is_packed: bool, window: [i32; 2], cap: f32) -> Made {
+    let mut words = [0u64; 58];
+    let [q, k, v, o, lse] = [0, 1, 2, 14, 20];
+    for at in [q, k, v, o, lse] {
+        words[at] = address(at);
+    }
+    let (of_batch, queries, keys) = if is_packed { ([0; 3], 12, 12) } else { ([160, 112, 112], 5, 7) };
+    words[3..12].copy_from_slice(&[of_batch[0], of_batch[1], of_batch[2], 32, 16, 16, 8, 8, 8]);
+    let two = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    (words[12], words[13]) = (two(4, 2), 2);
+    words[16..19].copy_from_slice(&[of_batch[0], 32, 8]);
+    (words[22], words[23], words[24]) = (two(2, queries), two(keys, 0), two(8, 128));
+    words[26] = two(0, if is_packed { 12 } else { 10 });
+    let (scale, of_cap) = if cap > 0. { (cap, 0.25 / cap) } else { (0.25, 0.) };
+    words[27] = two(scale.to_bits(), 0);
+    if is_packed {
+        (words[28], words[29]) = (address(28), address(29));
+    }
+    words[51] = two(0, window[0] as u32);
+    words[52] = two(window[1] as u32, of_cap.to_bits());
+    words[54] = 1;
+    let is_pointer = |at: &usize| words[*at] == address(*at);
+    let pointers = (0..58).filter(is_pointer).map(|at| (at * 8, Pointed { buffer: at, delta: 0, bytes: 384 }));
+    let (pointers, tables) = (pointers.collect(), HashMap::new());
+    Made { arguments: driver::Arguments::of_structure(&words), launch: Launch::default(), pointers, tables }
+}
+
+#[test]
+fn the_structure_of_attention_is_read() {
+    let entry = KernelEntry::of_linked("flash_fwd_kernel").unwrap();
+    let of = |is_packed, window, cap| {
+        let meaning = flash_params(is_packed, window, cap).read(|arguments| arguments.meaning(entry, "")).unwrap();
+        let dims = |at: usize| meaning.reads[at].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
+        let Function::Attention(attending) = meaning.function else { panic!("{meaning:?}") };
+        assert!(meaning.views().all(|view| view.element != Element::F16), "it is of bf16");
+        (attending, [dims(0), dims(1)], meaning.reads.len(), meaning.writes.as_ref().unwrap().elements())
+    };
+    let (attending, dims, reads, results) = of(false, [-1, -1], 0.);
+    assert_eq!((attending.texts, attending.heads, attending.kv_heads, attending.size), (2, 4, 2, 8));
+    assert_eq!((attending.scale, attending.cap, attending.before, attending.behind), (0.25, 0., None, None));
+    assert_eq!(dims, [vec![(2, 160), (5, 32), (4, 8), (8, 1)], vec![(2, 112), (7, 16), (2, 8), (8, 1)]]);
+    assert_eq!((reads, results), (3, Some(2 * 5 * 32)));
+    let (attending, dims, reads, results) = of(true, [3, 0], 20.);
+    assert_eq!((attending.scale, attending.cap, attending.before, attending.behind), (0.25, 20., Some(3), Some(0)));
+    assert_eq!(dims, [vec![(1, 0), (12, 32), (4, 8), (8, 1)], vec![(1, 0), (12, 16), (2, 8), (8, 1)]]);
+    assert_eq!((reads, results), (5, Some(12 * 32)));
+    // Pages of keys are not understood.
+    let mut made = flash_params(false, [-1, -1], 0.);
+    let mut words: Vec<u64> = made.arguments.words().map(|(_, word)| word).collect();
+    words[44] = address(44);
+    made.arguments = driver::Arguments::of_structure(&words);
+    assert!(made.read(|arguments| arguments.meaning(entry, "")).is_none());
 }

@@ -3,7 +3,7 @@
 use candle::quantized::{GgmlDType, QTensor};
 use candle::{DType, Device, Result, Tensor};
 use opara_plan::rewrite::{Compute, Graph, Input, Node, Output, Value};
-use opara_plan::trace::{Bilinear, BlockType, Element, Experts, Function, Named, Window};
+use opara_plan::trace::{Attending, Bilinear, BlockType, Element, Experts, Function, Named, Window};
 
 use super::{evaluate, input, numbers, operand};
 use crate::rewrite::evaluate::Arithmetic;
@@ -256,6 +256,106 @@ fn rows_are_multiplied_with_the_weights_of_their_experts() -> Result<()> {
         check_of(Function::Count, &[(&zeros, &ones), (&sorted, &n)], Element::U32, &as_numbers(&counts), 0.)?;
         let counted = integers(&counts)?;
         check_of(Function::Bounds, &[(&counted, &ones)], Element::U32, &as_numbers(&bounds), 0.)?;
+    }
+    Ok(())
+}
+
+/// A query of a head over the keys of its text.
+struct Query<'a> {
+    of: &'a Attending,
+    q: &'a [f64],
+    /// Its own place among the keys.
+    own: f64,
+    slope: f64,
+}
+
+impl Query<'_> {
+    /// The mean of values, by keys.
+    fn attend(&self, keys: &[&[f64]], values: &[&[f64]]) -> Vec<f64> {
+        let Attending { scale, cap, before, behind, .. } = *self.of;
+        let mut sums = vec![0.; self.q.len()];
+        let mut all = 0.;
+        for (at, (key, value)) in keys.iter().zip(values).enumerate() {
+            let distance = at as f64 - self.own;
+            let is_seen = behind.is_none_or(|most| distance <= most as f64)
+                && before.is_none_or(|most| distance >= -(most as f64));
+            let mut score = f64::from(scale) * self.q.iter().zip(*key).map(|(a, b)| a * b).sum::<f64>();
+            if cap > 0. {
+                score = f64::from(cap) * (score / f64::from(cap)).tanh();
+            }
+            let weight = if is_seen { (score - self.slope * distance.abs()).exp() } else { 0. };
+            all += weight;
+            sums.iter_mut().zip(*value).for_each(|(sum, x)| *sum += weight * x);
+        }
+        sums.iter().map(|sum| if all > 0. { sum / all } else { 0. }).collect()
+    }
+}
+
+#[test]
+fn attention_of_one_launch_is_that_of_loops() -> Result<()> {
+    let (heads, kv_heads, size) = (4usize, 2usize, 8usize);
+    // Texts of five queries and seven keys each, or of several lengths, with a row of keys behind the last one.
+    for (is_packed, lens) in [(false, vec![(5usize, 7usize), (5, 7)]), (true, vec![(3, 3), (5, 7), (1, 4), (4, 2)])] {
+        for (before, behind, cap, has_slopes) in
+            [(None, None, 0., false), (None, Some(0), 0., true), (Some(2), Some(1), 3., false), (None, None, 0., true)]
+        {
+            let of = Attending {
+                texts: lens.len() as u64,
+                heads: heads as u64,
+                kv_heads: kv_heads as u64,
+                size: size as u64,
+                scale: 0.35,
+                cap,
+                before,
+                behind,
+                has_slopes,
+                is_packed,
+            };
+            let (queries, keys) =
+                (lens.iter().map(|len| len.0).sum::<usize>(), lens.iter().map(|len| len.1).sum::<usize>());
+            let all_keys = keys + usize::from(is_packed);
+            let q = (numbers((queries * heads * size) as u64, 0.7)? * 2.)?;
+            let k = (numbers((all_keys * kv_heads * size) as u64, 0.9)? * 2.)?;
+            let v = numbers((all_keys * kv_heads * size) as u64, 1.1)?;
+            let slopes = numbers(heads as u64, 0.3)?.abs()?;
+            let (of_q, of_k, of_v, of_slopes) = (values(&q)?, values(&k)?, values(&v)?, values(&slopes)?);
+            let mut expected = vec![0.; queries * heads * size];
+            let (mut first, mut first_key) = (0, 0);
+            for &(rows, keys) in &lens {
+                for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+                    let at = ((first + row) * heads + head) * size;
+                    let place = |key: usize| ((first_key + key) * kv_heads + head / (heads / kv_heads)) * size;
+                    let keys_of: Vec<&[f64]> = (0..keys).map(|key| &of_k[place(key)..][..size]).collect();
+                    let values_of: Vec<&[f64]> = (0..keys).map(|key| &of_v[place(key)..][..size]).collect();
+                    let query = Query {
+                        of: &of,
+                        q: &of_q[at..at + size],
+                        own: row as f64 + keys as f64 - rows as f64,
+                        slope: if has_slopes { of_slopes[head] } else { 0. },
+                    };
+                    expected[at..at + size].copy_from_slice(&query.attend(&keys_of, &values_of));
+                }
+                (first, first_key) = (first + rows, first_key + keys);
+            }
+            let starts = |len: fn(&(usize, usize)) -> usize| {
+                let ends = lens.iter().scan(0, |sum, of| {
+                    *sum += len(of) as u32;
+                    Some(*sum)
+                });
+                Tensor::from_iter(std::iter::once(0).chain(ends), &Device::Cpu)
+            };
+            let (of_queries, of_keys) = (starts(|len| len.0)?, starts(|len| len.1)?);
+            let outer = if is_packed { 1 } else { lens.len() };
+            let dims = |rows: usize, heads: usize| [outer, rows / outer, heads, size].map(|len| len as u64);
+            let (dims_q, dims_k) = (dims(queries, heads), dims(all_keys, kv_heads));
+            let (of_heads, of_texts) = ([heads as u64], [lens.len() as u64 + 1]);
+            let mut operands: Vec<Viewed> = vec![(&q, &dims_q), (&k, &dims_k), (&v, &dims_k)];
+            operands.extend(has_slopes.then_some((&slopes, &of_heads[..])));
+            if is_packed {
+                operands.extend([(&of_queries, &of_texts[..]), (&of_keys, &of_texts)]);
+            }
+            check(Function::Attention(of), &operands, &expected, 1e-5)?;
+        }
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use super::head::{MAGIC, VERSION};
 use super::section::{self, Tag};
 use super::*;
 use crate::trace::{
-    Bilinear, BlockType, Dim, Element, Experts, Function, Indexed, Meaning, Named, Order, Region, Role, Rotary, View,
-    Window,
+    Attending, Bilinear, BlockType, Dim, Element, Experts, Function, Indexed, Meaning, Named, Order, Region, Role,
+    Rotary, View, Window,
 };
 use samples::{golden, nasnet_like, traces};
 
@@ -111,6 +111,7 @@ fn functions_and_elements_keep_their_numbers() {
         Function::ExpertProduct(_) => 40,
         Function::Count => 41,
         Function::Bounds => 42,
+        Function::Attention(_) => 43,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
     let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
@@ -119,6 +120,19 @@ fn functions_and_elements_keep_their_numbers() {
     let bilinear = Bilinear { size: [1, 2], step: [1., 0.], is_aligned: true };
     let (blocks, named) = (Some(BlockType::Q8K), Named::InOrder);
     let experts = Experts { experts: 1, rows: 2, shared: 3, inner: 4, columns: 5, blocks, named, has_factors: true };
+    let attending = Attending {
+        texts: 1,
+        heads: 2,
+        kv_heads: 3,
+        size: 4,
+        scale: 1.,
+        cap: 0.,
+        before: Some(5),
+        behind: None,
+        has_slopes: true,
+        is_packed: false,
+    };
+    let of_attending = [&[1, 2, 3, 4][..], &[0, 0, 0x80, 0x3f], &[0; 4], &[1, 5, 0, 1, 0]].concat();
     let all = [
         (Function::Zeros, vec![]),
         (Function::Upload, vec![]),
@@ -163,6 +177,7 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::ExpertProduct(experts), vec![1, 2, 3, 4, 5, 1, 10, 1, 1]),
         (Function::Count, vec![]),
         (Function::Bounds, vec![]),
+        (Function::Attention(attending), of_attending),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();
