@@ -259,7 +259,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Whether it gives integers that a rounding of floats may change, or depends on them. A run that ends before it is judged by the
+    /// Whether it gives whole numbers that a rounding of floats may change, or depends on them. A run that ends before it is judged by the
     /// floats.
     fn chooses(&self, function: &Function, operands: &[Operand]) -> bool {
         let is_float = operands.first().is_some_and(|operand| self.graph.element(operand.value).is_float());
@@ -268,6 +268,7 @@ impl<'a> Run<'a> {
             // What an expert gives is another's where that was chosen otherwise.
             Function::ExpertProduct(_) | Function::Count | Function::Bounds => true,
             Function::Binary(name) => is_float && ["eq", "ne", "lt", "le", "gt", "ge"].contains(&name.as_str()),
+            Function::Unary(name) => ["ceil", "floor", "round", "sign"].contains(&name.as_str()),
             _ => false,
         }
     }

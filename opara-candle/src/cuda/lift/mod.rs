@@ -4,6 +4,7 @@
 mod arguments;
 mod attention;
 mod experts;
+mod folded;
 mod images;
 mod kernels;
 mod places;
@@ -15,6 +16,7 @@ mod tests;
 use hashbrown::HashMap;
 
 use self::arguments::Arguments;
+use self::folded::lift_folded_products;
 use super::driver::LaunchNode;
 use super::kernels::entry_of;
 use super::launches::CapturedLaunch;
@@ -38,6 +40,7 @@ pub(super) fn lift(trace: &mut Trace, launches: &[CapturedLaunch]) {
         }
     }
     lift_products(trace, launches);
+    lift_folded_products(trace);
     // What does not lie in its buffers was misread.
     let buffers = &trace.buffers;
     let inside = |view: &View| view.end().is_some_and(|end| end <= buffers[view.buffer].bytes);

@@ -374,3 +374,31 @@ fn strides_go_over_dimensions_that_continue_each_other() {
     assert_eq!(over(&[(24, 1)], &[2, 3]), None, "fewer elements");
     assert_eq!(over(&[], &[1, 1]), Some(vec![0, 0]));
 }
+
+#[test]
+fn a_run_ends_before_what_no_rule_is_about() {
+    let relu = || Function::Unary("relu".into());
+    let runs = |trace: &Trace| regions(trace).into_iter().map(|region| region.ops).collect::<Vec<_>>();
+    for function in [Function::Unfold(window(1, 0)), Function::Unary("round".into())] {
+        let mut maker = Maker::default();
+        let x = maker.buffer(8, Role::Input(0));
+        let y = maker.made(relu(), vec![all(x, 8)], 8);
+        let y = maker.made(function.clone(), vec![all(y, 8)], 8);
+        let y = maker.made(relu(), vec![all(y, 8)], 8);
+        maker.output(y);
+        assert_eq!(runs(&maker.0), [0..1, 2..3], "{function:?}");
+        assert_eq!(whole(&maker.0, []).map(|whole| whole.graph.nodes.len()), Ok(3));
+    }
+    // A part in double precision.
+    let mut maker = Maker::default();
+    let x = maker.buffer(8, Role::Input(0));
+    let y = maker.made(relu(), vec![all(x, 8)], 8);
+    let wide = maker.buffer(32, Role::Intermediate);
+    let in_f64 = || View::contiguous(wide, Element::F64, 0, 8);
+    maker.op(Function::Copy, vec![all(y, 8)], in_f64());
+    let back = maker.made(Function::Copy, vec![in_f64()], 8);
+    let y = maker.made(relu(), vec![all(back, 8)], 8);
+    maker.output(y);
+    assert_eq!(runs(&maker.0), [0..1, 3..4]);
+    assert_eq!(whole(&maker.0, []).map(|whole| whole.graph.nodes.len()), Ok(4));
+}
