@@ -181,8 +181,8 @@ fn every_kernel_in_ptx_has_a_meaning() {
         count += 1;
         let made = launch(entry, name);
         let of_made = (0..made.arguments.count()).map(|at| made.arguments.argument(at).unwrap().1.len());
-        // Numbers of four bytes are read like those of eight.
-        let are_alike = |(made, code): (usize, &usize)| made == *code || (made, *code) == (8, 4);
+        // Numbers of four bytes are read like those of eight; the sizes of structures, as halves are, are not told.
+        let are_alike = |(made, code): (usize, &usize)| made == *code || *code == 0 || (made, *code) == (8, 4);
         let has_parameters = widths.len() == made.arguments.count() && of_made.zip(&widths).all(are_alike);
         assert!(has_parameters, "{name} has parameters of {widths:?} bytes");
         let meaning = match entry.means {
