@@ -3,40 +3,33 @@
 #pragma once
 #include "tensor.cuh"
 
-// Elements of a row in shared memory: whole operands of an instruction. Those past DIM are zeros.
+// Elements of a row in shared memory: whole operands of an instruction, for rows of DIM elements at most.
 template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPTH<T> * DEPTH<T>;
 
-// The rows of one head: `pitch` elements apart, contiguous in themselves.
+// The rows of one head, of `size` elements: `pitch` elements apart, contiguous in themselves.
 template <typename T> struct Tokens {
     const T *at;
-    unsigned count, pitch;
+    unsigned count, pitch, size;
 };
 
 // A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
 template <int DIM, typename T> struct Tile {
-    static constexpr unsigned PITCH = WIDTH<DIM, T> + WIDE<T>, LOADS = DIM / WIDE<T>;
+    static constexpr unsigned PITCH = WIDTH<DIM, T> + WIDE<T>, LOADS = WIDTH<DIM, T> / WIDE<T>;
     T *at;
 
     __device__ T *row(unsigned row) const { return at + row * PITCH; }
 
-    // Starts the asynchronous copy of COUNT tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros.
+    // Starts the asynchronous copy of COUNT tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros, and
+    // so do elements past a row's size.
     template <unsigned COUNT, unsigned THREADS> __device__ void fill(const Tokens<T> &from, unsigned first) const {
         constexpr unsigned ALL = COUNT * LOADS;
 #pragma unroll
         for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
             const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
             if (ALL % THREADS != 0 && i >= ALL) break;
-            const bool there = token < from.count;
-            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch : 0) + column, there);
+            const bool there = token < from.count && column < from.size;
+            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch + column : 0), there);
         }
-    }
-
-    // Zeros past DIM, which `fill` leaves alone.
-    template <unsigned COUNT, unsigned THREADS> __device__ void clear_rest() const {
-        constexpr unsigned REST = (WIDTH<DIM, T> - DIM) / WIDE<T>;
-        if constexpr (REST > 0)
-            for (unsigned i = threadIdx.x; i < COUNT * REST; i += THREADS)
-                *reinterpret_cast<uint4 *>(row(i / REST) + DIM + i % REST * WIDE<T>) = {};
     }
 };
 

@@ -27,6 +27,10 @@ constexpr float LARGE_SCORE = 8;
 // and a softmax; with four it is larger for few keys.
 constexpr int OPERANDS_OF_SUM = 2;
 
+// What a bias does to scores: it is added; so, but scores are minus infinity, whatever they were, where it is; it stands in their place where
+// it is not 0; or one half of its rows is added, and the other one stands where it is not 0.
+constexpr unsigned HIDES = 1, REPLACES = 2, BOTH = 3;
+
 // The bias of the two score rows that a lane holds.
 template <typename B> struct Bias {
     const B *row[2];
@@ -66,27 +70,46 @@ template <typename B> struct Bias {
     // of its bits. Beside one that hides keys for good, such as the least number, it loses all, and has to.
     __device__ static float base(float highest) { return fabsf(highest) <= 65536 ? highest : 0; }
 
+    // The bias of some scores of a row, from `first` on.
+    template <int N> __device__ void read(float (&own)[N][2], const B *from, unsigned first) const {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            if (in_pairs) {
+                const auto two = load<B, 2>(from + min(first + n * 8, keys - 2));
+                own[n][0] = widen(two.at[0]), own[n][1] = widen(two.at[1]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 2; i++) own[n][i] = widen(from[min(first + n * 8 + i, keys - 1)]);
+            }
+        }
+    }
+
     // Products that are added to a large bias would round with its size, once for each partial sum. So in f32 this scales the scores
     // of the keys from `first` on behind the products, and adds the bias less its base, which `highest` tells. The base is taken from
-    // `largest`, the largest score before, too. If it replaces scores, it stands in their place where it is not 0.
+    // `largest`, the largest score before, too. What stands in place of scores is taken for a bias.
     template <int N>
-    __device__ void add_to(float (&score)[N][4], unsigned first, float scale, bool replaces, float (&highest)[2],
+    __device__ void add_to(float (&score)[N][4], unsigned first, float scale, unsigned does, float (&highest)[2],
                            float (&largest)[2]) const {
+        static_assert(N <= 16);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float own[N][2];
+            // One bit for each score that something stands in place of.
+            unsigned stands = 0;
             const float before = base(highest[r]);
+            read(own, row[r], first);
+            if (does == REPLACES) {
 #pragma unroll
-            for (int n = 0; n < N; n++) {
-                if (in_pairs) {
-                    const auto two = load<B, 2>(row[r] + min(first + n * 8, keys - 2));
-                    own[n][0] = widen(two.at[0]), own[n][1] = widen(two.at[1]);
-                } else {
+                for (int i = 0; i < 2 * N; i++) stands |= own[i / 2][i % 2] != 0 ? 1u << i : 0;
+            } else if (does == BOTH) {
+                float others[N][2];
+                read(others, row[r] + keys, first);
 #pragma unroll
-                    for (int i = 0; i < 2; i++) own[n][i] = widen(row[r][min(first + n * 8 + i, keys - 1)]);
-                }
-                highest[r] = fmaxf(highest[r], fmaxf(own[n][0], own[n][1]));
+                for (int i = 0; i < 2 * N; i++)
+                    if (others[i / 2][i % 2] != 0) own[i / 2][i % 2] = others[i / 2][i % 2], stands |= 1u << i;
             }
+#pragma unroll
+            for (int n = 0; n < N; n++) highest[r] = fmaxf(highest[r], fmaxf(own[n][0], own[n][1]));
             highest[r] = warp_reduce<Max>(highest[r], 4);
             const float now = base(highest[r]);
             largest[r] += before - now;
@@ -95,7 +118,7 @@ template <typename B> struct Bias {
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     const float added = fmaf(score[n][2 * r + i], scale, own[n][i] - now);
-                    score[n][2 * r + i] = replaces && own[n][i] != 0 ? own[n][i] - now : added;
+                    score[n][2 * r + i] = stands >> (2 * n + i) & 1 ? own[n][i] - now : added;
                 }
         }
     }
@@ -306,10 +329,6 @@ __device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbe
     add_products<Products::RESTS>(out.at, weights.at, values);
 }
 
-// What a bias does to scores: it is added; so, but scores are minus infinity, whatever they were, where it is; or it stands in their
-// place where it is not 0.
-constexpr unsigned HIDES = 1, REPLACES = 2;
-
 // Scores have a size at most; 0 if they have none. In f32 a small score keeps all of its bits.
 template <bool IS_F32> __device__ inline float capped(float score, float cap) {
     if constexpr (IS_F32) return cap * tanhf(score);
@@ -323,12 +342,13 @@ template <int DIM, typename T, typename B>
 __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Tokens<T> k, Tokens<T> v, const B *bias,
                                             unsigned does, float cap) {
     auto score = [&](unsigned key) {
-        const float own = bias ? widen(bias[key]) : 0;
+        const float own = bias ? widen(bias[key]) : 0, other = does == BOTH ? widen(bias[k.count + key]) : 0;
+        if (other != 0) return other;
         if (does == HIDES && own == -INFINITY || does == REPLACES && own != 0) return own;
         const T *const of_key = k.at + (size_t)key * k.pitch;
         float sum = 0;
 #pragma unroll 1
-        for (unsigned d = 0; d < DIM; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
+        for (unsigned d = 0; d < k.size; d++) sum = fmaf(widen(q[d]) * scale, widen(of_key[d]), sum);
         return (cap ? cap * tanhf(sum) : sum) + own;
     };
     // A NaN makes every later result NaN, so the loops stop at the first one.
@@ -353,12 +373,14 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
 #pragma unroll
         for (int d = 0; d < DIM / 8; d++)
 #pragma unroll
-            for (int e = 0; e < 2; e++) out[d][e] = fmaf(weight, widen(value[d * 8 + e]), out[d][e]);
+            for (int e = 0; e < 2; e++)
+                if (d * 8 < v.size) out[d][e] = fmaf(weight, widen(value[d * 8 + e]), out[d][e]);
     }
 #pragma unroll
     for (int d = 0; d < DIM / 8; d++)
 #pragma unroll
-        for (int e = 0; e < 2; e++) y[d * 8 + e] = narrow<T>(out[d][e]);
+        for (int e = 0; e < 2; e++)
+            if (d * 8 < v.size) y[d * 8 + e] = narrow<T>(out[d][e]);
 }
 
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
@@ -374,7 +396,6 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
     // This lane's two queries are `first` and `first + 8`; its columns are `column` and the next of every 8.
     const unsigned first = blockIdx.x * QUERIES + warp * ROWS + lane / 4, column = lane % 4 * 2;
 
-    Tile<DIM, T>{room[0][0]}.template clear_rest<4 * AT_ONCE, THREADS>();
     queries.template fill<QUERIES, THREADS>(q, blockIdx.x * QUERIES);
     commit();
     Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE, THREADS>(k, 0);
@@ -400,7 +421,7 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
     // would round with the size of a score, not of the difference. Where it counts in f32, a bias is added to scaled scores, though.
     constexpr bool IS_F32 = sizeof(T) == 4;
     const float of_scores = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(of_scores, 1);
-    const bool bias_behind = bias && (IS_F32 || IN_F32 || cap || does == REPLACES);
+    const bool bias_behind = bias && (IS_F32 || IN_F32 || cap || does >= REPLACES);
     const float in_bits = bias_behind || cap ? LOG2E : of_scores;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
@@ -434,7 +455,7 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
             for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++) score[n][i] = capped<IS_F32>(score[n][i] * scale, cap);
-        if (bias_behind) added.add_to(score, start + column, cap ? 1 : scale, does == REPLACES, highest, largest);
+        if (bias_behind) added.add_to(score, start + column, cap ? 1 : scale, does, highest, largest);
 
         if (start + AT_ONCE > k.count) {
 #pragma unroll
@@ -505,7 +526,7 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
 #pragma unroll
     for (unsigned i = lane; i < ROWS * LOADS; i += 32) {
         const unsigned query = blockIdx.x * QUERIES + warp * ROWS + i / LOADS, at = i % LOADS * WIDE<T>;
-        if (query < q.count) store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(results.row(i / LOADS) + at));
+        if (query < q.count && at < v.size) store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(results.row(i / LOADS) + at));
     }
     return wrong;
 }
@@ -523,29 +544,31 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
         const unsigned query = blockIdx.x * QUERIES + threadIdx.x / 32 * ROWS + lane / 4 + 8 * r;
         if (!(wrong >> r & 1) || query >= q.count) continue;
         without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
-                                  {v.at + column, v.count, v.pitch}, bias ? bias + (size_t)query * bias_pitch : nullptr,
+                                  {v.at + column, v.count, v.pitch, v.size - min(column, v.size)}, bias ? bias + (size_t)query * bias_pitch : nullptr,
                                   does, cap);
     }
 }
 
-// The arguments for this block's head. y is (batch, queries, heads, DIM). The bias is added to the scores unless it is
+// The arguments for this block's head. y is (batch, queries, heads, of_values). The bias is added to the scores unless it is
 // null. So many heads of queries as `sharing` says have the same keys and values.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
 #define HEAD(X, HEADS) X + (size_t)blockIdx.z * X##_batch + (size_t)(blockIdx.y / HEADS) * X##_head
-#define OF_HEAD(DIM)                                                                                                   \
-    {HEAD(q, 1), queries, q_token}, {HEAD(k, sharing), keys, k_token}, {HEAD(v, sharing), keys, v_token},              \
-        b ? HEAD(b, 1) : nullptr, b_token, y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * DIM, heads * DIM
+#define OF_HEAD                                                                                                        \
+    {HEAD(q, 1), queries, q_token, of_keys}, {HEAD(k, sharing), keys, k_token, of_keys},                               \
+        {HEAD(v, sharing), keys, v_token, of_values}, b ? HEAD(b, 1) : nullptr, b_token,                               \
+        y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, heads *of_values
 
 // Blocks of a multiprocessor, for which the compiler saves registers.
 #define BLOCKS(DIM, T) (DIM > 128 ? 2 : sizeof(T) == 4 || DIM * sizeof(T) > 128 ? 3 : 4)
 
+// For rows of DIM elements at most: queries and keys have `of_keys`, values `of_values`.
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \
-        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, float scale, STRIDES(q),      \
-        STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k, const T *v, const B *b, T *y, unsigned does,       \
-        float cap) {                                                                                                   \
-        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, does, cap, OF_HEAD(DIM));                           \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD(DIM), does, cap);               \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
+        unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
+        const T *v, const B *b, T *y, unsigned does, float cap) {                                                      \
+        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, does, cap, OF_HEAD);                                \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD, does, cap);                    \
     }
 // The last two are as if everything was converted to f32, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \

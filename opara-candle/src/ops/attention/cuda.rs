@@ -22,8 +22,8 @@ pub(super) fn attention(
     attention_of_scores(q, k, v, bias, &Scores { scale, cap: None, bias: Bias::Added, in_f32: false })
 }
 
-/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`; the
-/// bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
+/// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`, and rows of
+/// `v` may be of another size; the bias broadcasts to the scores. The result is a transposed view of a `(batch, queries, heads, dim)` tensor. `None` if no kernel
 /// supports the operands: the caller then runs other operators, which also report errors.
 pub(super) fn attention_of_scores(
     q: &Tensor,
@@ -35,7 +35,10 @@ pub(super) fn attention_of_scores(
     let &Scores { scale, cap, bias: does, in_f32 } = of;
     let scores = OfLaunch { scale: scale as f32, cap: cap.map_or(0., |cap| cap as f32), bias: does, in_f32 };
     let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
-    let agree = k.dims() == [batch, of_keys, keys, dim] && k.dims() == v.dims() && shared_by(heads, of_keys).is_some();
+    let of_values = v.dim(3)?;
+    let agree = k.dims() == [batch, of_keys, keys, dim]
+        && v.dims() == [batch, of_keys, keys, of_values]
+        && shared_by(heads, of_keys).is_some();
     let of_bias = if in_f32 { DType::F32 } else { q.dtype() };
     let is_bias = |bias: &Tensor| bias.dtype() == of_bias && bias.device().same_device(q.device());
     if !takes(q, &[Some(k), Some(v)])
@@ -43,18 +46,19 @@ pub(super) fn attention_of_scores(
         || (in_f32 && q.dtype().size_in_bytes() != 2)
         || !agree
         || keys == 0
-        || q.elem_count() == 0
+        || q.elem_count() * of_values == 0
     {
         return Ok(None);
     }
     // The kernel of many queries divides a bias of 16 bits by the scale, and scales after it has found the largest score.
-    let takes_many =
-        scores.scale.is_normal() && scale > 0. && launch::attends(q.device().as_cuda_device()?, q.dtype(), dim)?;
-    let takes_one = queries == 1 && !in_f32 && cap.is_none() && does == Bias::Added;
+    let takes_many = scores.scale.is_normal()
+        && scale > 0.
+        && launch::attends(q.device().as_cuda_device()?, q.dtype(), [dim, of_values])?;
+    let takes_one = queries == 1 && dim == of_values && !in_f32 && cap.is_none() && does == Bias::Added;
     if !takes_one && !takes_many {
         return Ok(None);
     }
-    let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, keys))).transpose()?;
+    let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, does.row(keys)))).transpose()?;
     let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
     let as_taken = |x: &Tensor| match rows_of(x) {
         Some(rows) => Ok(Some((x.clone(), rows))),
@@ -72,7 +76,7 @@ pub(super) fn attention_of_scores(
         }
     }
     let kernel = Attention { of_q, k, v, bias, scores };
-    launched(kernel, &q, (batch, queries, heads, dim))?.transpose(1, 2).map(Some)
+    launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some)
 }
 
 /// Broadcasts the bias to the shape of the scores. Returns it with its strides over batches, heads and queries; `None`

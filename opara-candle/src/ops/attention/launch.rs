@@ -4,18 +4,19 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::scores::Bias;
-use crate::cuda::driver::kernels::{kernels, ptx, strided, Capabilities};
+use crate::cuda::driver::kernels::{kernels, ptx, strided, wide, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
 
 kernels! {
     /// Attention of many queries; queries of `sharing` heads share keys and values.
     Attention<T, B> = "opara_attention_" for [f16 bf16 f32] needs [TensorCores] {
-        batch: host, of_keys: host, dim: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, scale: f32,
+        batch: host, kv_heads: host, of_bias_row: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
+        of_values: u32, scale: f32,
         of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
-        q: wide in T [strided([batch, heads, queries], of_q, dim)],
-        k: wide in T [strided([batch, of_keys, keys], of_k, dim)],
-        v: wide in T [strided([batch, of_keys, keys], of_v, dim)],
-        bias: opt B [strided([batch, heads, queries], of_bias, keys)],
+        q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
+        k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
+        v: wide in T [strided([batch, kv_heads, keys], of_v, of_values)],
+        bias: opt B [strided([batch, heads, queries], of_bias, of_bias_row)],
         y: out T [numel],
         does: u32, cap: f32,
     }
@@ -38,17 +39,24 @@ pub(super) struct OfLaunch {
     pub in_f32: bool,
 }
 
-/// Is there a kernel for this head dimension and dtype that runs on the device?
+/// Is there a kernel for heads of these sizes, of queries and keys and of values, that runs on the device?
 ///
 /// # Errors
 /// A failed driver call.
-pub(super) fn attends(device: &CudaDevice, dtype: DType, dim: usize) -> Result<bool> {
-    let is_known = match dtype {
-        DType::F16 | DType::BF16 => matches!(dim, 32 | 40 | 64 | 80 | 96 | 128 | 160),
-        DType::F32 => matches!(dim, 32 | 40 | 64 | 80),
-        _ => false,
-    };
+pub(super) fn attends(device: &CudaDevice, dtype: DType, sizes: [usize; 2]) -> Result<bool> {
+    let is_known = width(dtype, sizes).is_some();
     Ok(is_known && Attention::<(), ()>::runs_on(&Capabilities::of(device, ptx::ATTENTION)?))
+}
+
+/// The elements of the longest rows that a kernel takes, of which it has the fewest: what is left of each row counts as zeros.
+fn width(dtype: DType, sizes: [usize; 2]) -> Option<usize> {
+    let widths: &[usize] = match dtype {
+        DType::F16 | DType::BF16 => &[32, 40, 64, 80, 96, 128, 160],
+        DType::F32 => &[32, 40, 64, 80],
+        _ => return None,
+    };
+    let are_wide = sizes.iter().all(|&size| size > 0 && size.is_multiple_of(wide(dtype)));
+    widths.iter().copied().find(|&width| are_wide && sizes.iter().all(|&size| size <= width))
 }
 
 /// The reason why attention runs as several launches, if the compiled code or the device lacks tensor cores.
@@ -67,7 +75,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
     (!Attention::<(), ()>::runs_on(of)).then_some(said)
 }
 
-/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, dim)`, into `y` as `(batch, queries, heads, dim)`. `k` and `v` may
+/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, size)`, into `y` as `(batch, queries, heads, size of v)`. `k` and `v` may
 /// have a fraction of the heads. The bias comes with its strides over batches, heads and queries.
 ///
 /// # Errors
@@ -80,13 +88,16 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ([batch, heads, queries, dim], [_, of_keys, keys, _]) = (q.1.dims(), k.1.dims());
-    let are_shared = of_keys > 0 && heads.is_multiple_of(of_keys);
-    let agree = k.1.dims() == v.1.dims() && k.1.dims() == [batch, of_keys, keys, dim] && are_shared;
-    if !agree || !attends(device, dtype, dim)? {
+    let ([batch, heads, queries, of_keys], [_, kv_heads, keys, _]) = (q.1.dims(), k.1.dims());
+    let of_values = v.1.dims()[3];
+    let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+    let agree = k.1.dims() == [batch, kv_heads, keys, of_keys] && v.1.dims() == [batch, kv_heads, keys, of_values];
+    let sizes = [of_keys, of_values];
+    let is_there = agree && are_shared && attends(device, dtype, sizes)?;
+    let Some(width) = width(dtype, sizes).filter(|_| is_there) else {
         bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims(), k.1.dims(), v.1.dims())
-    }
-    let numel = batch * heads * queries * dim;
+    };
+    let numel = batch * heads * queries * of_values;
     if numel == 0 {
         return Ok(());
     }
@@ -94,18 +105,20 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if is_wide != in_f32 {
         bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
     }
-    let variant = format!("{}{dim}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
+    let variant = format!("{}{width}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
     let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
     Attention {
         batch,
-        of_keys,
-        dim,
+        kv_heads,
+        of_bias_row: does.row(keys),
         numel,
         queries,
         keys,
         heads,
-        sharing: heads / of_keys,
+        sharing: heads / kv_heads,
+        of_keys,
+        of_values,
         scale,
         of_q: q.1.strides(),
         of_k: k.1.strides(),

@@ -29,8 +29,8 @@ use crate::cpu::record::apply;
 /// example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`. The result is `(batch, heads,
 /// queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for head dimensions 32, 40, 64 and 80, and 96, 128 and
-/// 160 in 16-bit types. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for heads of up to 160 elements in 16-bit types, and up to
+/// 80 in f32, whose rows are multiples of 16 bytes; `v` may have other ones than `q` and `k`. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
 /// the 24 bits, and sums of 16 terms are added outside of the tensor cores, which round towards zero: the error is about that of f32
 /// products and a softmax, under any mask, for scores of any size, and where one key has a row for itself. Rows with operands
@@ -91,7 +91,9 @@ pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>
         let scaled = affine(products, of.scale, 0.)?;
         let scores = of.cap.map_or(Ok(scaled.clone()), |cap| affine(&scaled.tanh()?, cap, 0.))?;
         let Some(bias) = bias else { return add_softmax(&scores, None) };
-        let bias = wide(bias)?.broadcast_as(scores.shape())?.contiguous()?;
+        let keys = scores.dim(3)?;
+        let shape = (scores.dim(0)?, scores.dim(1)?, scores.dim(2)?, of.bias.row(keys));
+        let bias = wide(bias)?.broadcast_as(shape)?.contiguous()?;
         match of.bias {
             Bias::Added => add_softmax(&scores, Some(&bias)),
             Bias::Hides => {
@@ -99,6 +101,11 @@ pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>
                 add_softmax(&bias.eq(f64::NEG_INFINITY)?.where_cond(&bias, &added)?, None)
             }
             Bias::Replaces => add_softmax(&bias.eq(0.)?.where_cond(&scores, &bias)?, None),
+            Bias::Both => {
+                let added = (&scores + bias.narrow(3, 0, keys)?)?;
+                let others = bias.narrow(3, keys, keys)?.contiguous()?;
+                add_softmax(&others.eq(0.)?.where_cond(&added, &others)?, None)
+            }
         }
     };
     by_matmuls(&wide_q, &k, &v, 1., weights)?.to_dtype(q.dtype())

@@ -22,4 +22,17 @@ pub(crate) enum Bias {
     Hides,
     /// Scores are the bias where that is not 0.
     Replaces,
+    /// Its rows are twice as long: the first half is added, but scores are the second one where that is not 0.
+    Both,
+}
+
+impl Bias {
+    /// How many elements rows have for so many keys.
+    pub fn row(self, keys: usize) -> usize {
+        if self == Bias::Both {
+            2 * keys
+        } else {
+            keys
+        }
+    }
 }

@@ -151,7 +151,6 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     const unsigned kv = blockIdx.x % kv_heads, first_row = (gridDim.x - 1 - blockIdx.x) / kv_heads * ROWS;
     const unsigned split = BLOCKS == 1 ? 0 : blockIdx.z, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     trigger_dependents();
-    Tile<DIM, T>{room}.template clear_rest<3 * KEYS, THREADS>();
 
     // Where rows stand: no kernel before this one writes that.
     const unsigned first_place = min(start[item], of.end);
@@ -161,8 +160,8 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     const unsigned tiles = (end - begin + KEYS - 1) / KEYS, share = (tiles + BLOCKS - 1) / BLOCKS;
     const unsigned active = (tiles + share - 1) / share, own_first = begin + split * share * KEYS;
     const unsigned own_tiles = split < active ? min(share, tiles - split * share) : 0;
-    const Tokens<T> keys = {cache + ((size_t)item * 2 * kv_heads + kv) * of.capacity * DIM, end, DIM};
-    const Tokens<T> values = {keys.at + (size_t)kv_heads * of.capacity * DIM, end, DIM};
+    const Tokens<T> keys = {cache + ((size_t)item * 2 * kv_heads + kv) * of.capacity * DIM, end, DIM, DIM};
+    const Tokens<T> values = {keys.at + (size_t)kv_heads * of.capacity * DIM, end, DIM, DIM};
     // The warp's first and last row, and the lane's, whose places beyond the end of the window are hidden.
     const unsigned row_of_warp = first_row + warp * OF_WARP, span = of.window ? of.window : 1u << 31;
     const unsigned first_of_warp = place_of(row_of_warp), last_of_warp = place_of(row_of_warp + OF_WARP - 1);
