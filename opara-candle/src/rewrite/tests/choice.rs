@@ -278,6 +278,29 @@ fn each_operator_of_a_run_that_gives_few_numbers_counts() -> Result<()> {
 }
 
 #[test]
+fn a_grouped_convolution_that_gives_few_numbers_does_not_round_to_tf32() -> Result<()> {
+    let window = Window { kernel: [1; 2], ..window(0, 1) };
+    let of_group = |group: u64| {
+        let image = operand(Value::Input(0), group * 128, &[(1, 256), (2, 64), (8, 8), (8, 1)]);
+        let weight = operand(Value::Input(1), group * 4, &[(4, 1)]);
+        node(Function::Convolution(window), vec![image, weight], 128)
+    };
+    let part = |at: usize| operand(Value::Node(at), 0, &[(128, 1)]);
+    let joined = Compute::Concat { rows: 1, widths: vec![128; 2] };
+    let joined = Node::new(joined, vec![part(0), part(1)], Element::F32, 256);
+    let outputs = vec![Output { value: Value::Node(2), buffer: 9 }];
+    let inputs = vec![input(256, false), input(8, true)];
+    let graph = Graph { inputs, nodes: vec![of_group(0), of_group(1), joined], outputs };
+    let inputs = vec![numbers(256, 0.3)?, numbers(8, 0.7)?];
+    let outputs = evaluate(&graph, &inputs, Arithmetic::Typed)?;
+    let set = Set::new(&graph, inputs, outputs)?;
+    let Choice { graph, notes, .. } = choose(&graph, &[], &[set])?.unwrap();
+    let grouped = graph.nodes.iter().find(|node| matches!(node.compute, Compute::FusedConvolution(_))).unwrap();
+    assert_ne!(grouped.precision, ProductPrecision::Fastest, "{notes:?}");
+    Ok(())
+}
+
+#[test]
 fn few_numbers_follow_if_they_are_near_of_the_same_kind_and_the_same_integers() -> Result<()> {
     let floats = |values: [f32; 2]| Tensor::new(&values, &Device::Cpu);
     let of = |reference: [f32; 2], candle: [f32; 2], other: [f32; 2]| {
