@@ -1,135 +1,230 @@
-//! Judges executors of a module.
+//! Judges executors of modules.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::{Mode, OparaExecutor};
 
-use super::{Random, KINDS};
+use super::errors::Errors;
+use super::{Kind, Random, KINDS};
 use crate::common::differing;
+
+/// On how many inputs a module is judged whose errors on one are too large.
+const INPUTS_OF_DOUBT: u64 = 16;
 
 /// What was found wrong, and how much was judged.
 #[derive(Default)]
 pub struct Verdicts {
     failed: Vec<String>,
     judged: usize,
-    /// Modules of which some launches were rewritten.
-    rewritten: usize,
+    modules: usize,
+    /// How often each rule was applied.
+    rules: BTreeMap<&'static str, usize>,
+    /// Seconds of each part, of all threads together.
+    seconds: BTreeMap<String, f64>,
+}
+
+/// Modules that are built as one: each has its inputs and its output.
+struct Group<'a> {
+    modules: &'a [Random],
+    device: &'a Device,
+    exact: OparaExecutor,
+    accurate: OparaExecutor,
 }
 
 impl Verdicts {
-    /// Builds an exact executor and an accurate one, and asks them for other inputs.
-    pub fn of(seed: u64, module: &Random, device: &Device) -> Self {
-        let mut verdicts = Self::default();
-        if let Err(error) = verdicts.judge(seed, module, device) {
-            verdicts.failed.push(format!("seed {seed}: {error:#}"));
+    /// Builds an exact executor and an accurate one of all these modules, and asks them for other inputs.
+    pub fn of(modules: &[Random], device: &Device) -> Self {
+        let mut verdicts = Self { modules: modules.len(), ..Self::default() };
+        if let Err(error) = verdicts.judge(modules, device) {
+            let seeds: Vec<u64> = modules.iter().map(|module| module.seed).collect();
+            verdicts.failed.push(format!("seeds {seeds:?}: {error:#}"));
         }
         verdicts.failed.iter().for_each(|failed| println!("FAILED {failed}"));
+        println!("  {} modules, seconds {:.2?}", verdicts.modules, verdicts.seconds);
         verdicts
     }
 
     /// Both.
     pub fn and(mut self, other: Self) -> Self {
         self.failed.extend(other.failed);
-        Self { failed: self.failed, judged: self.judged + other.judged, rewritten: self.rewritten + other.rewritten }
+        other.rules.into_iter().for_each(|(rule, times)| *self.rules.entry(rule).or_default() += times);
+        other.seconds.into_iter().for_each(|(part, seconds)| *self.seconds.entry(part).or_default() += seconds);
+        Self { judged: self.judged + other.judged, modules: self.modules + other.modules, ..self }
     }
 
-    fn judge(&mut self, seed: u64, module: &Random, device: &Device) -> anyhow::Result<()> {
-        let start = Instant::now();
-        let built = module.inputs(1, "plain", device)?;
-        let (said, _) = module.run(&built, false)?;
-        let said = format!("seed {seed}, {:?} of {:?} in {:?}: {said}", module.kind, module.shape, module.dtype);
-        let of = module.clone();
-        let forward = move |x: &[Tensor]| Ok(vec![of.run(x, false)?.1]);
-        // Kernels that are generated take longest to compile.
-        let builder =
-            || OparaExecutor::builder().benchmark_challengers(false).cache_folder(None).fuse(seed.is_multiple_of(4));
-        let exact = builder().build_fn(forward.clone(), &built)?;
-        let between = start.elapsed();
-        let accurate = builder().accurate().build_fn(forward, &built)?;
-        let (report, whole) = (accurate.report(), start.elapsed());
-        if exact.report().mode() != Mode::Graph {
-            self.failed.push(format!("{said}\n  is not replayed: {:?}", exact.report().reason()));
-        }
-        if let Some(folder) = super::traces() {
-            exact.trace(&built)?.save(folder.join(format!("{seed}.trace")))?;
-        }
-        let rules: Vec<&str> = report.rewrites().iter().map(|rewrite| rewrite.rule).collect();
-        println!("{said}\n  {between:?} {whole:?} {:?} {rules:?} {:?}", report.mode(), report.notes());
-        self.rewritten += usize::from(!rules.is_empty());
-        for (at, kind) in ["plain", KINDS[seed as usize % 8], KINDS[(seed as usize + 3) % 8]].iter().enumerate() {
-            let asked = module.inputs(17 + seed + at as u64, kind, device)?;
-            let candle = module.run(&asked, false)?.1;
-            let again = differing(&module.run(&asked, false)?.1, &candle)?;
-            let wrong = differing(&exact.call(&asked)?[0], &candle)?;
-            if wrong > 0 {
-                self.failed.push(format!("{said}\n  {kind}: {wrong} bits are not eager execution's, {again} eager"));
-            }
-            // candle's maximum with zero in f32, and its pools of maxima, take NaN for the smaller number; others keep it.
-            let drops_nan = ["relu", "squeeze", "max", "squared"].iter().any(|name| said.contains(name));
-            if *kind == "a NaN" && drops_nan {
+    fn judge(&mut self, modules: &[Random], device: &Device) -> anyhow::Result<()> {
+        let group = self.group(modules, device)?;
+        for at in 0..3 {
+            let kinds: Vec<&str> = modules.iter().map(|module| module.kind_of_inputs(at)).collect();
+            let asked = group.ask(self, &kinds, at as u64)?;
+            let doubted = self.failing(&kinds, &asked, &group)?;
+            if doubted.is_empty() {
                 continue;
             }
-            let wide = [asked[0].to_device(&Device::Cpu)?.to_dtype(DType::F64)?, asked[1].to_device(&Device::Cpu)?];
-            let reference = module.run(&wide, true)?.1;
-            self.judged += 1;
-            let ours = &accurate.call(&asked)?[0];
-            // Of attention with large scores the few rows in which two keys come close decide.
-            let room = match said.contains("attention") {
-                true if ["large", "a large mean"].contains(kind) => 4.,
-                true => 2.,
-                false => 1.,
-            };
-            if let Some(reason) = no_less_accurate(module.dtype, room, [&reference, &candle, ours])? {
-                self.failed.push(format!("{said}\n  {kind}: {reason} {rules:?}"));
+            let mut errors: Vec<Errors> = doubted.iter().map(|(_, errors)| *errors).collect();
+            for more in 1..INPUTS_OF_DOUBT {
+                let asked = group.ask(self, &kinds, 1000 * more + at as u64)?;
+                for (errors, (of, _)) in errors.iter_mut().zip(&doubted) {
+                    match asked[*of].errors(&modules[*of])? {
+                        Ok(other) => *errors = errors.and(other),
+                        Err(reason) => self.fail(&modules[*of], kinds[*of], &reason),
+                    }
+                }
+            }
+            for (errors, (of, first)) in errors.into_iter().zip(&doubted) {
+                let room = modules[*of].room(kinds[*of]);
+                let one = first.reason(room).unwrap_or_default();
+                println!("DOUBT seed {}, {}: {one}; then {errors:?}", modules[*of].seed, kinds[*of]);
+                if let Some(reason) = errors.reason(room) {
+                    self.fail(&modules[*of], kinds[*of], &format!("on {INPUTS_OF_DOUBT} inputs {reason}"));
+                }
             }
         }
         Ok(())
     }
 
+    fn fail(&mut self, module: &Random, kind: &str, reason: &str) {
+        self.failed.push(format!("{}\n  {kind}: {reason}", module.said()));
+    }
+
+    fn timed<T>(&mut self, part: &str, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let made = work();
+        *self.seconds.entry(part.into()).or_default() += start.elapsed().as_secs_f64();
+        made
+    }
+
+    fn group<'a>(&mut self, modules: &'a [Random], device: &'a Device) -> anyhow::Result<Group<'a>> {
+        let built: Vec<Tensor> =
+            modules.iter().map(|module| module.inputs(1, "plain", device)).collect::<Result<Vec<_>>>()?.concat();
+        let of = modules.to_vec();
+        let forward = move |x: &[Tensor]| -> Result<Vec<Tensor>> {
+            of.iter().zip(x.chunks(2)).map(|(module, x)| Ok(module.run(x, false)?.1)).collect()
+        };
+        // Kernels that are generated take longest to compile.
+        let fuses = modules[0].seed.is_multiple_of(64);
+        let builder = || OparaExecutor::builder().benchmark_challengers(false).cache_folder(None).fuse(fuses);
+        let exact = self.timed("build exact", || builder().build_fn(forward.clone(), &built))?;
+        let accurate = self.timed("build accurate", || builder().accurate().build_fn(forward, &built))?;
+        if exact.report().mode() != Mode::Graph {
+            let all: Vec<String> = modules.iter().map(Random::said).collect();
+            self.failed.push(format!("{}\n  is not replayed: {:?}", all.join("\n"), exact.report().reason()));
+        }
+        for rewrite in accurate.report().rewrites() {
+            *self.rules.entry(rewrite.rule).or_default() += rewrite.times;
+        }
+        for (of, executor) in [("exact", &exact), ("accurate", &accurate)] {
+            for (part, ms) in executor.report().build_ms() {
+                *self.seconds.entry(format!("{of}: {part}")).or_default() += ms / 1e3;
+            }
+        }
+        for module in modules {
+            println!("{}", module.said());
+        }
+        println!("  {:?}", accurate.report().notes());
+        Ok(Group { modules, device, exact, accurate })
+    }
+
+    /// The modules whose results are wrong, or may be: those are asked on more inputs.
+    fn failing(&mut self, kinds: &[&str], asked: &[Answer], group: &Group) -> Result<Vec<(usize, Errors)>> {
+        let mut doubted = Vec::new();
+        for (at, (module, answer)) in group.modules.iter().zip(asked).enumerate() {
+            if answer.wrong > 0 {
+                let again = differing(&module.run(&answer.inputs, false)?.1, &answer.candle)?;
+                let reason = format!("{} bits are not eager execution's, {again} eager", answer.wrong);
+                self.fail(module, kinds[at], &reason);
+            }
+            if !module.tells(kinds[at]) {
+                continue;
+            }
+            self.judged += 1;
+            let room = module.room(kinds[at]);
+            match self.timed("double precision", || answer.errors(module))? {
+                Err(reason) => self.fail(module, kinds[at], &reason),
+                Ok(errors) if errors.reason(room).is_some() => doubted.push((at, errors)),
+                Ok(_) => {}
+            }
+        }
+        Ok(doubted)
+    }
+
     pub fn assert(self) {
-        println!("{} answers judged, {} modules rewritten", self.judged, self.rewritten);
+        println!("{} modules, {} answers judged", self.modules, self.judged);
+        println!("rules {:?}\nseconds {:.1?}", self.rules, self.seconds);
         assert!(self.failed.is_empty(), "{} of {}:\n{}", self.failed.len(), self.judged, self.failed.join("\n"));
     }
 }
 
-/// Half the distance from one to the next number.
-fn unit(dtype: DType) -> f64 {
-    match dtype {
-        DType::F16 => 2f64.powi(-11),
-        DType::BF16 => 2f64.powi(-8),
-        _ => 2f64.powi(-24),
+/// A module's results for inputs.
+struct Answer {
+    inputs: Vec<Tensor>,
+    candle: Tensor,
+    accurate: Tensor,
+    /// Of the exact executor, bits that are not candle's.
+    wrong: usize,
+}
+
+impl Answer {
+    /// The errors beside double precision; the inner error says which element is wrong.
+    fn errors(&self, module: &Random) -> Result<std::result::Result<Errors, String>> {
+        let wide =
+            [self.inputs[0].to_device(&Device::Cpu)?.to_dtype(DType::F64)?, self.inputs[1].to_device(&Device::Cpu)?];
+        // Exponentials that are all zeros have no shares in candle; here they are those of the same scores without a large number.
+        let mends = ["without a maximum", "factors"].iter().any(|name| module.said().contains(name));
+        Errors::of(module.dtype, mends, [&module.run(&wide, true)?.1, &self.candle, &self.accurate])
     }
 }
 
-fn numbers(x: &Tensor) -> Result<Vec<f64>> {
-    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+impl Group<'_> {
+    /// The answers of all modules for inputs of these kinds.
+    fn ask(&self, verdicts: &mut Verdicts, kinds: &[&str], number: u64) -> anyhow::Result<Vec<Answer>> {
+        let inputs = self.modules.iter().zip(kinds);
+        let inputs = inputs.map(|(module, kind)| module.inputs(17 + module.seed + number, kind, self.device));
+        let inputs = inputs.collect::<Result<Vec<_>>>()?;
+        let all = inputs.concat();
+        let [exact, accurate] = [&self.exact, &self.accurate].map(|of| verdicts.timed("calls", || of.call(&all)));
+        let (exact, accurate) = (exact?, accurate?);
+        let mut answers = Vec::new();
+        for (at, (module, inputs)) in self.modules.iter().zip(inputs).enumerate() {
+            let candle = verdicts.timed("eager", || module.run(&inputs, false))?.1;
+            let wrong = differing(&exact[at], &candle)?;
+            answers.push(Answer { inputs, candle, accurate: accurate[at].clone(), wrong });
+        }
+        Ok(answers)
+    }
 }
 
-/// Why a result is less accurate than candle's by more than other inputs explain.
-fn no_less_accurate(dtype: DType, room: f64, tensors: [&Tensor; 3]) -> Result<Option<String>> {
-    let [reference, candle, ours] = tensors;
-    let (reference, candle, ours) = (numbers(reference)?, numbers(candle)?, numbers(ours)?);
-    let all = || reference.iter().zip(&candle).zip(&ours).map(|((r, c), o)| (*r, *c, *o));
-    for (at, (r, c, o)) in all().enumerate() {
-        let is_same = c.is_nan() && o.is_nan() || c == o;
-        if !o.is_finite() && !is_same {
-            return Ok(Some(format!("element {at} is {o}, candle's {c}, in double precision {r}")));
+impl Random {
+    /// Whether results on inputs of this kind tell errors.
+    fn tells(&self, kind: &str) -> bool {
+        let said = self.said();
+        let has = |names: &[&str]| names.iter().any(|name| said.contains(name));
+        // candle's maximum with zero in f32, and its pools of maxima, take NaN for the smaller number; others keep it. Convolutions and what
+        // follows them may bring one to other elements than candle's do.
+        let loses_nan = has(&["relu", "squeeze", "max", "squared"]) || self.kind != Kind::Tokens;
+        // Exponentials may overflow for candle alone.
+        let has_nan = ["a NaN", "an infinity"].contains(&kind) || has(&["without a maximum"]);
+        !(loses_nan && has_nan)
+    }
+
+    /// How many times the errors may be what they are by rule.
+    fn room(&self, kind: &str) -> f64 {
+        match (kind, self.dtype) {
+            // The few rows in which two keys come close decide.
+            ("large", _) if self.said().contains("attention") => 4.,
+            // Where sums cancel, products of f32 show the two bits that three products of TF32 leave out.
+            ("few" | "a large mean", DType::F32) => 2.,
+            _ => 1.,
         }
     }
-    let finite = || all().filter(|(r, c, o)| r.is_finite() && c.is_finite() && o.is_finite());
-    let count = finite().count().max(1) as f64;
-    let scale = (finite().map(|(r, ..)| r * r).sum::<f64>() / count).sqrt();
-    let errors = |pick: fn((f64, f64, f64)) -> (f64, f64)| {
-        let of =
-            finite().map(pick).map(|(r, y)| (y - r).abs() / (unit(dtype) * r.abs().max(scale).max(f64::MIN_POSITIVE)));
-        of.fold((0., 0f64), |(squares, most), error| (squares + error * error / count, most.max(error)))
-    };
-    let ((candles, candles_most), (own, most)) = (errors(|(r, c, _)| (r, c)), errors(|(r, _, o)| (r, o)));
-    let (candles, own) = (candles.sqrt(), own.sqrt());
-    // Where candle's own errors are as large as results, they tell nothing.
-    let is_told = candles * unit(dtype) < 1. / 16.;
-    let is_wrong = is_told && (own > room * (1.3 * candles + 0.3) || most > room * (2.5 * candles_most + 3.));
-    Ok(is_wrong
-        .then(|| format!("{own:.3} roundings, at most {most:.2}; candle's {candles:.3}, at most {candles_most:.2}")))
+
+    /// The kind of the inputs that it is asked for, one after the other.
+    fn kind_of_inputs(&self, at: usize) -> &'static str {
+        match at {
+            0 => "plain",
+            _ => KINDS[(self.seed as usize + 5 * at) % KINDS.len()],
+        }
+    }
 }

@@ -19,9 +19,17 @@ pub fn mask(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
         "added",
         "windows",
         "factors",
+        "pairs that count",
+        "near",
+        "clamped",
+        "scaled behind",
     ]) {
         "hidden by lengths" => hidden_by_lengths(pass, scores),
         "hidden later" => hidden_later(pass, scores),
+        "pairs that count" => hidden_in_pairs(pass, scores),
+        "near" => hidden_afar(pass, scores),
+        "clamped" => hidden_later(pass, scores.clamp(-20., 20.)?),
+        "scaled behind" => added(pass, scores)? * 0.5,
         "added" => added(pass, scores),
         "windows" => in_windows(pass, scores),
         "factors" => multiplied(pass, scores),
@@ -102,7 +110,16 @@ fn hidden_later(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
     let dtype = scores.dtype();
     let later = |query: usize, key: usize| key > query + keys.saturating_sub(queries);
     let all = || (0..queries * keys).map(move |at| later(at / keys, at % keys));
-    match pass.named(&["uploaded u8", "held u8", "uploaded numbers", "held numbers"]) {
+    match pass.named(&["uploaded u8", "held u8", "uploaded numbers", "held numbers", "compared", "compared numbers"]) {
+        "compared" => {
+            let later = later_places(pass, queries, keys)?;
+            later.broadcast_as(scores.shape())?.where_cond(&low_tensor(pass, &scores)?, &scores)
+        }
+        "compared numbers" => {
+            let low = finite_low(pass)?;
+            let later = later_places(pass, queries, keys)?.to_dtype(DType::U32)?.to_dtype(dtype)?;
+            scores.broadcast_add(&(later * low)?)
+        }
         how @ ("uploaded u8" | "held u8") => {
             let numbers = || all().map(u8::from).collect::<Vec<_>>();
             let mask = match how {
@@ -121,6 +138,52 @@ fn hidden_later(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
             scores.broadcast_add(&mask.to_dtype(dtype)?)
         }
     }
+}
+
+/// Numbers of places, of queries in a column and of keys in a row.
+fn places(pass: &Pass, queries: usize, keys: usize) -> Result<[Tensor; 2]> {
+    let from = keys.saturating_sub(queries) as u32;
+    let queries = Tensor::arange(from, from + queries as u32, pass.device())?.reshape(((), 1))?;
+    Ok([queries, Tensor::arange(0, keys as u32, pass.device())?.reshape((1, ()))?])
+}
+
+/// 1 where a key comes later than the query.
+fn later_places(pass: &Pass, queries: usize, keys: usize) -> Result<Tensor> {
+    let [queries, keys] = places(pass, queries, keys)?;
+    queries.broadcast_lt(&keys)
+}
+
+/// Only queries that count see keys, and only those that count: others see none.
+fn hidden_in_pairs(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
+    let (batch, _, queries, keys) = scores.dims4()?;
+    let dtype = scores.dtype();
+    let of_keys = beyond_lengths(pass, keys)?.eq(0u8)?;
+    let of_queries = beyond_lengths(pass, queries)?.eq(0u8)?.reshape((batch, 1, queries, 1))?;
+    let of_type = |x: Tensor, dtype| x.to_dtype(dtype);
+    match pass.named(&["product of u8", "product of numbers", "minimum"]) {
+        "product of u8" => {
+            let count = of_queries.broadcast_mul(&of_keys)?.broadcast_as(scores.shape())?;
+            count.where_cond(&scores, &low_tensor(pass, &scores)?)
+        }
+        "product of numbers" => {
+            // Beside a lower number, rows that are hidden as a whole lose their scores, but not in double precision.
+            let count = of_type(of_queries, dtype)?.broadcast_mul(&of_type(of_keys, dtype)?)?;
+            scores.broadcast_add(&((1. - count)? * -30.)?)
+        }
+        _ => {
+            let count = of_type(of_queries, DType::U32)?.broadcast_minimum(&of_type(of_keys, DType::U32)?)?;
+            count.broadcast_as(scores.shape())?.where_cond(&scores, &low_tensor(pass, &scores)?)
+        }
+    }
+}
+
+/// Only keys near a query count.
+fn hidden_afar(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
+    let (_, _, queries, keys) = scores.dims4()?;
+    let reach = pass.one_of(&[0i64, 3, 20]);
+    let [of_queries, of_keys] = places(pass, queries, keys)?.map(|places| places.to_dtype(DType::F32));
+    let afar = of_queries?.broadcast_sub(&of_keys?)?.abs()?.gt(reach as f64)?;
+    afar.broadcast_as(scores.shape())?.where_cond(&low_tensor(pass, &scores)?, &scores)
 }
 
 /// A mask of numbers that the module holds, in one of many shapes.
@@ -151,22 +214,47 @@ fn in_windows(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
 
 /// Ones and zeros that scores are multiplied by.
 fn multiplied(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
-    let keys = scores.dim(3)?;
-    let beyond = beyond_lengths(pass, keys)?;
-    let counts = beyond.eq(0u8)?.to_dtype(scores.dtype())?;
+    let counts = counts(pass, &scores)?;
     let low = pass.one_of(&[1e4, 3e4]);
-    scores.broadcast_mul(&counts)?.broadcast_sub(&((1. - &counts)? * low)?)
+    match pass.named(&["alone", "less those that do not count", "and a low number"]) {
+        "alone" => scores.broadcast_mul(&counts),
+        "less those that do not count" => scores.broadcast_mul(&counts)?.broadcast_sub(&((1. - &counts)? * low)?),
+        _ => scores.broadcast_mul(&counts)?.broadcast_add(&counts.affine(low, -low)?),
+    }
+}
+
+/// 1 where a key is within an item's length, in the type of scores.
+pub fn counts(pass: &mut Pass, scores: &Tensor) -> Result<Tensor> {
+    let beyond = beyond_lengths(pass, scores.dim(3)?)?;
+    match pass.named(&["not beyond", "less those beyond"]) {
+        "not beyond" => beyond.eq(0u8)?.to_dtype(scores.dtype()),
+        _ => 1. - beyond.to_dtype(scores.dtype())?,
+    }
 }
 
 /// A bias for each head that depends on how far apart tokens are.
 fn biased(pass: &mut Pass, scores: Tensor) -> Result<Tensor> {
     let (_, heads, queries, keys) = scores.dims4()?;
     let dtype = scores.dtype();
-    let places = queries + keys;
+    let rows = queries + keys;
     let ids = move || (0..queries * keys).map(move |at| (at / keys + keys - at % keys - 1) as u32);
-    match pass.named(&["from a table", "from a table, uploaded", "slopes", "a tensor", "subtracted"]) {
+    match pass.named(&[
+        "from a table",
+        "from a table, uploaded",
+        "slopes",
+        "slopes, computed",
+        "a tensor",
+        "subtracted",
+    ]) {
+        "slopes, computed" => {
+            let slopes = (Tensor::arange(1f32, heads as f32 + 1., pass.device())? * (-8. / heads as f64))?;
+            let slopes = (slopes * std::f64::consts::LN_2)?.exp()?.reshape((1, heads, 1, 1))?;
+            let [of_queries, of_keys] = places(pass, queries, keys)?.map(|places| places.to_dtype(DType::F32));
+            let apart = of_keys?.broadcast_sub(&of_queries?)?.reshape((1, 1, queries, keys))?;
+            scores.broadcast_add(&slopes.broadcast_mul(&apart)?.to_dtype(dtype)?)
+        }
         how @ ("from a table" | "from a table, uploaded") => {
-            let table = pass.weight((places, heads), 1.)?;
+            let table = pass.weight((rows, heads), 1.)?;
             let ids = match how {
                 "from a table" => pass.constant(|| Tensor::from_iter(ids(), &Device::Cpu))?,
                 _ => Tensor::from_iter(ids(), pass.device())?,

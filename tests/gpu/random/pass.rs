@@ -1,5 +1,7 @@
 //! A forward pass that is drawn at random: every pass of one seed draws the same.
 
+use std::sync::OnceLock;
+
 use candle::{DType, Device, Result, Shape, Tensor};
 use fastrand::Rng;
 use parking_lot::Mutex;
@@ -11,12 +13,14 @@ pub struct Weights {
     device: Device,
     /// In the order in which passes ask for them, each once more in double precision on the CPU.
     made: Mutex<Vec<[Tensor; 2]>>,
+    /// What the module is made of, as the first pass told.
+    pub said: OnceLock<String>,
 }
 
 impl Weights {
     /// None yet.
     pub fn new(seed: u64, dtype: DType, device: &Device) -> Self {
-        Self { seed, dtype, device: device.clone(), made: Mutex::new(Vec::new()) }
+        Self { seed, dtype, device: device.clone(), made: Mutex::new(Vec::new()), said: OnceLock::new() }
     }
 
     /// The tensor of a place, which `make` makes at the first pass.

@@ -1,0 +1,80 @@
+//! Errors beside double precision.
+
+use candle::{DType, Device, Result, Tensor};
+
+/// Errors of candle's results and of an executor's, in roundings.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Errors {
+    squares: [f64; 2],
+    most: [f64; 2],
+    numbers: f64,
+}
+
+impl Errors {
+    /// Those of results: in double precision, candle's and an executor's. None where candle's own errors are as large as results: they tell
+    /// nothing. `mends` says whether it may give finite numbers where candle gives none.
+    ///
+    /// # Errors
+    /// The inner one says which element is no finite number, or one, where candle's is otherwise.
+    pub fn of(dtype: DType, mends: bool, tensors: [&Tensor; 3]) -> Result<std::result::Result<Self, String>> {
+        let [reference, candle, ours] = tensors;
+        let (reference, candle, ours) = (numbers(reference)?, numbers(candle)?, numbers(ours)?);
+        let all = || reference.iter().zip(&candle).zip(&ours).map(|((r, c), o)| (*r, *c, *o));
+        for (at, (r, c, o)) in all().enumerate() {
+            let is_same = c.is_nan() && o.is_nan() || c == o;
+            let is_explained = if o.is_finite() { mends || c.is_finite() || r.is_finite() } else { is_same };
+            if !is_explained {
+                return Ok(Err(format!("element {at} is {o}, candle's {c}, in double precision {r}")));
+            }
+        }
+        let finite = || all().filter(|(r, c, o)| r.is_finite() && c.is_finite() && o.is_finite());
+        let numbers = finite().count() as f64;
+        let scale = (finite().map(|(r, ..)| r * r).sum::<f64>() / numbers.max(1.)).sqrt();
+        let mut errors = Self { numbers, ..Self::default() };
+        for (r, c, o) in finite() {
+            for (of, y) in [c, o].into_iter().enumerate() {
+                let error = (y - r).abs() / (unit(dtype) * r.abs().max(scale).max(f64::MIN_POSITIVE));
+                errors.squares[of] += error * error;
+                errors.most[of] = errors.most[of].max(error);
+            }
+        }
+        let is_told = errors.rms()[0] * unit(dtype) < 1. / 16.;
+        Ok(Ok(if is_told { errors } else { Self::default() }))
+    }
+
+    /// Both.
+    pub fn and(self, other: Self) -> Self {
+        let each =
+            |of: fn(&Self) -> [f64; 2], join: fn(f64, f64) -> f64| [0, 1].map(|at| join(of(&self)[at], of(&other)[at]));
+        Self {
+            squares: each(|of| of.squares, |a, b| a + b),
+            most: each(|of| of.most, f64::max),
+            numbers: self.numbers + other.numbers,
+        }
+    }
+
+    fn rms(&self) -> [f64; 2] {
+        self.squares.map(|squares| (squares / self.numbers.max(1.)).sqrt())
+    }
+
+    /// Why the executor's results are less accurate than candle's, by more than other inputs explain, `room` times.
+    pub fn reason(&self, room: f64) -> Option<String> {
+        let ([candle, own], [candles_most, most]) = (self.rms(), self.most);
+        let is_wrong = own > room * (1.3 * candle + 0.3) || most > room * (2.5 * candles_most + 3.);
+        is_wrong
+            .then(|| format!("{own:.3} roundings, at most {most:.2}; candle's {candle:.3}, at most {candles_most:.2}"))
+    }
+}
+
+/// Half the distance from one to the next number.
+fn unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 2f64.powi(-24),
+    }
+}
+
+fn numbers(x: &Tensor) -> Result<Vec<f64>> {
+    x.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+}
