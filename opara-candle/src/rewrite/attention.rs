@@ -41,12 +41,13 @@ pub(super) fn attention(of: &mut Evaluation, node: &Node, scores: &Scores) -> Re
 
 /// What the tensor of masks does to scores.
 fn does(masks: &[Mask]) -> Bias {
-    let fills = |mask: &Mask| !matches!(mask, Mask::Added(_));
+    let adds = |mask: &Mask| matches!(mask, Mask::Added(_));
     let hides = |mask: &Mask| matches!(mask, Mask::Added(_) | Mask::Filled { number: f32::NEG_INFINITY, .. });
-    match (masks.iter().any(fills), masks.iter().all(hides)) {
-        (false, _) => Bias::Added,
-        (true, true) => Bias::Hides,
-        (true, false) => Bias::Replaces,
+    match masks {
+        _ if masks.iter().all(adds) => Bias::Added,
+        _ if masks.iter().all(hides) => Bias::Hides,
+        _ if masks.iter().any(adds) => Bias::Both,
+        _ => Bias::Replaces,
     }
 }
 
@@ -67,37 +68,96 @@ fn bias(
     if let Some(known) = of.known_bias(operands, masks, shape, dtype) {
         return Ok(Some(known));
     }
-    let number = |number: f32, like: &Tensor| Tensor::full(number, (), like.device())?.to_dtype(dtype);
+    let made = match does(masks) {
+        Bias::Both => both(of, operands, masks, shape, dtype)?,
+        _ => one(of, operands, masks, shape, dtype)?,
+    };
+    of.keep_bias(operands, masks, shape, made.clone());
+    Ok(Some(made))
+}
+
+/// A number as a tensor beside another one.
+fn number(number: f32, like: &Tensor, dtype: DType) -> Result<Tensor> {
+    Tensor::full(number, (), like.device())?.to_dtype(dtype)
+}
+
+/// Masks that all add, hide, or stand in place of scores.
+fn one(of: &mut Evaluation, operands: &[Operand], masks: &[Mask], shape: &[usize; 4], dtype: DType) -> Result<Tensor> {
     let mut left = operands.iter();
     let mut made: Option<Tensor> = None;
     for mask in masks {
-        let Some(operand) = left.next() else { candle::bail!("a mask of attention is missing") };
-        let operand = over_scores(of, operand, shape)?;
+        let operand = next(of, &mut left, shape)?;
         made = Some(match *mask {
-            Mask::Added(factor) => {
-                let added = operand.to_dtype(dtype)?;
-                let added = if factor == 1. { added } else { added.affine(factor.into(), 0.)? };
-                made.map_or(Ok(added.clone()), |made| made.broadcast_add(&added))?
-            }
+            Mask::Added(factor) => added(made, operand.to_dtype(dtype)?, factor)?,
             Mask::Filled { number: filled, where_zero } => {
-                let before = made.map_or_else(|| number(0., &operand), Ok)?;
-                let filled = number(in_place_of_zero(filled, dtype), &operand)?;
+                let before = made.map_or_else(|| number(0., &operand, dtype), Ok)?;
+                let filled = number(in_place_of_zero(filled, dtype), &operand, dtype)?;
                 chosen(&operand, where_zero, &filled, &before)?
             }
             Mask::Replaced { where_zero } => {
-                let Some(others) = left.next() else { candle::bail!("a mask of attention is missing") };
-                let others = over_scores(of, others, shape)?.to_dtype(dtype)?;
-                let least = number(in_place_of_zero(0., dtype), &others)?.broadcast_as(others.shape())?;
-                let others = others.eq(0.)?.where_cond(&least, &others)?;
-                let before = made.map_or_else(|| number(0., &operand), Ok)?;
+                let others = without_zeros(next(of, &mut left, shape)?.to_dtype(dtype)?)?;
+                let before = made.map_or_else(|| number(0., &operand, dtype), Ok)?;
                 chosen(&operand, where_zero, &others, &before)?
             }
         });
     }
-    if let Some(bias) = &made {
-        of.keep_bias(operands, masks, shape, bias.clone());
+    made.map_or_else(|| candle::bail!("attention without masks"), Ok)
+}
+
+/// What is added to scores, and behind it, in rows that go on, what stands in their place.
+fn both(of: &mut Evaluation, operands: &[Operand], masks: &[Mask], shape: &[usize; 4], dtype: DType) -> Result<Tensor> {
+    let mut left = operands.iter();
+    let mut sum: Option<Tensor> = None;
+    // What stands in place of scores, and 1 where it does.
+    let mut others: Option<[Tensor; 2]> = None;
+    for mask in masks {
+        let operand = next(of, &mut left, shape)?;
+        let (other, where_zero) = match *mask {
+            Mask::Added(factor) => {
+                let by = operand.to_dtype(dtype)?;
+                sum = Some(added(sum, by.clone(), factor)?);
+                if let Some([other, _]) = &mut others {
+                    *other = added(Some(other.clone()), by, factor)?;
+                }
+                continue;
+            }
+            Mask::Filled { number: filled, where_zero } => (number(filled, &operand, dtype)?, where_zero),
+            Mask::Replaced { where_zero } => (next(of, &mut left, shape)?.to_dtype(dtype)?, where_zero),
+        };
+        let is_other = if where_zero { operand.eq(0.)? } else { operand.ne(0.)? };
+        others = Some(match others {
+            Some([before, was_other]) => {
+                [chosen(&operand, where_zero, &other, &before)?, is_other.broadcast_maximum(&was_other)?]
+            }
+            None => [other, is_other],
+        });
     }
-    Ok(made)
+    let (Some(sum), Some([other, is_other])) = (sum, others) else { candle::bail!("masks of attention are missing") };
+    let nothing = number(0., &sum, dtype)?;
+    let others = chosen(&is_other, false, &without_zeros(other)?, &nothing)?;
+    let rows = sum.shape().broadcast_shape_binary_op(others.shape(), "cat")?.into_dims();
+    let rows = [rows[0], rows[1], rows[2], shape[3]];
+    Tensor::cat(&[sum.broadcast_as(&rows[..])?, others.broadcast_as(&rows[..])?], 3)
+}
+
+/// The next operand of masks, over scores.
+fn next<'o>(of: &mut Evaluation, left: &mut impl Iterator<Item = &'o Operand>, shape: &[usize; 4]) -> Result<Tensor> {
+    match left.next() {
+        Some(operand) => over_scores(of, operand, shape),
+        None => candle::bail!("a mask of attention is missing"),
+    }
+}
+
+/// A sum with a multiple of something, or that multiple.
+fn added(sum: Option<Tensor>, by: Tensor, factor: f32) -> Result<Tensor> {
+    let by = if factor == 1. { by } else { by.affine(factor.into(), 0.)? };
+    sum.map_or(Ok(by.clone()), |sum| sum.broadcast_add(&by))
+}
+
+/// The same with the smallest number in place of zeros.
+fn without_zeros(x: Tensor) -> Result<Tensor> {
+    let least = number(in_place_of_zero(0., x.dtype()), &x, x.dtype())?.broadcast_as(x.shape())?;
+    x.eq(0.)?.where_cond(&least, &x)
 }
 
 /// A number; the smallest one for zero, which says that nothing replaces a score.
@@ -114,7 +174,8 @@ fn chosen(condition: &Tensor, where_zero: bool, one: &Tensor, other: &Tensor) ->
     let shape = condition.shape().broadcast_shape_binary_op(one.shape(), "where")?;
     let shape = shape.broadcast_shape_binary_op(other.shape(), "where")?;
     let whole = |x: &Tensor| x.broadcast_as(&shape);
-    let (condition, one, other) = (whole(condition)?, whole(one)?, whole(other)?);
+    let condition = if condition.dtype().is_float() { condition.ne(0.)? } else { condition.clone() };
+    let (condition, one, other) = (whole(&condition)?, whole(one)?, whole(other)?);
     match where_zero {
         true => condition.where_cond(&other, &one),
         false => condition.where_cond(&one, &other),

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::compute::{Compute, ProductEnd};
-use crate::trace::{is_contiguous, BufferId, Dim, Element};
+use crate::trace::{is_contiguous, BufferId, Dim, Element, Function};
 
 /// Rows of which one launch computes all of a gated unit.
 const FEW: u64 = 8;
@@ -177,6 +177,28 @@ impl Node {
 }
 
 impl Graph {
+    /// Computes inputs of one element anew, those whose bits `number` tells: rules may ask for the number then.
+    pub fn tell(&mut self, number: impl Fn(&Input) -> Option<u64>) {
+        let bits = self.inputs.iter().map(|input| number(input).filter(|_| input.len == 1));
+        let told: Vec<(usize, u64)> = bits.enumerate().filter_map(|(at, bits)| Some((at, bits?))).collect();
+        let moved = |value: &mut Value| match *value {
+            Value::Node(of) => *value = Value::Node(of + told.len()),
+            Value::Input(of) => {
+                if let Some(at) = told.iter().position(|(input, _)| *input == of) {
+                    *value = Value::Node(at);
+                }
+            }
+        };
+        self.nodes.iter_mut().flat_map(|node| &mut node.operands).for_each(|operand| moved(&mut operand.value));
+        self.outputs.iter_mut().for_each(|output| moved(&mut output.value));
+        let fill = |&(input, bits): &(usize, u64)| {
+            let compute = Compute::Recorded(Function::Fill(bits));
+            Node::new(compute, Vec::new(), self.inputs[input].element, 1)
+        };
+        let filled: Vec<Node> = told.iter().map(fill).collect();
+        self.nodes.splice(..0, filled);
+    }
+
     /// How many elements a value has.
     pub fn len(&self, value: Value) -> u64 {
         match value {

@@ -20,7 +20,7 @@ pub struct Scores {
 pub enum Mask {
     /// The operand times this is added.
     Added(f32),
-    /// Scores are this number where the operand, integers, is not 0; if `where_zero`, where it is 0.
+    /// Scores are this number where the operand, integers or truths, is not 0; if `where_zero`, where it is 0.
     Filled {
         /// The number.
         number: f32,
@@ -48,13 +48,6 @@ impl Scores {
         }
         self.masks = self.masks.into_iter().map(|mask| mask.times(factor)).collect::<Option<_>>()?;
         Some(self)
-    }
-
-    /// Whether scores come to be in one of the ways that kernels have: what is added to them, with minus infinity in some places, whatever
-    /// they were; or what stands in their place, and nothing that is added.
-    pub fn have_kernel(&self) -> bool {
-        let is_added = |mask: &Mask| matches!(mask, Mask::Added(_) | Mask::Filled { number: f32::NEG_INFINITY, .. });
-        self.masks.iter().all(is_added) || !self.masks.iter().any(|mask| matches!(mask, Mask::Added(_)))
     }
 }
 

@@ -165,7 +165,7 @@ fn attention(of: &Interpreter, node: &Node, scores: &Scores) -> Result<Vec<f64>>
         };
         Ok((dims.try_into().map_err(|_| anyhow::anyhow!("heads"))?, of.operand(operand)?))
     };
-    let (([batch, heads_of_q, queries, size], q), ([_, of_keys, keys, _], k), (_, v)) =
+    let (([batch, heads_of_q, queries, size], q), ([_, of_keys, keys, _], k), ([.., of_values], v)) =
         (heads(0)?, heads(1)?, heads(2)?);
     let shape = [batch, heads_of_q, queries, keys].map(|len| len as u64);
     let (factors, masks) = node.operands[3..].split_at(scores.are_divisors.len());
@@ -179,9 +179,9 @@ fn attention(of: &Interpreter, node: &Node, scores: &Scores) -> Result<Vec<f64>>
     for (head, query) in (0..batch * heads_of_q).flat_map(|head| (0..queries).map(move |query| (head, query))) {
         let shared = head / heads_of_q * of_keys + head % heads_of_q * of_keys / heads_of_q;
         let q = &q[(head * queries + query) * size..][..size];
-        let row = |x: &'_ [f64], key: usize| x[(shared * keys + key) * size..][..size].to_vec();
+        let row = |x: &'_ [f64], size: usize, key: usize| x[(shared * keys + key) * size..][..size].to_vec();
         let score = |key: usize| {
-            let product: f64 = q.iter().zip(row(&k, key)).map(|(q, k)| q * k).sum::<f64>() * scale;
+            let product: f64 = q.iter().zip(row(&k, size, key)).map(|(q, k)| q * k).sum::<f64>() * scale;
             let mut score = scores.cap.map_or(product, |cap| f64::from(cap) * product.tanh());
             let (at, mut left) = ((head * queries + query) * keys + key, masks.iter());
             for mask in &scores.masks {
@@ -203,9 +203,9 @@ fn attention(of: &Interpreter, node: &Node, scores: &Scores) -> Result<Vec<f64>>
             score
         };
         let weights = softmax(&(0..keys).map(score).collect::<Vec<_>>());
-        let mut sums = vec![0.; size];
+        let mut sums = vec![0.; of_values];
         for (key, weight) in weights.into_iter().enumerate() {
-            sums.iter_mut().zip(row(&v, key)).for_each(|(sum, v)| *sum += weight * v);
+            sums.iter_mut().zip(row(&v, of_values, key)).for_each(|(sum, v)| *sum += weight * v);
         }
         y.extend(sums);
     }

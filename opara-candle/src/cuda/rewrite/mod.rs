@@ -15,7 +15,9 @@ use opara_plan::rewrite::rules::{self, counted, Applied, Match};
 use opara_plan::rewrite::{regions, Compared, Decision, Graph, Input, Outcome, Region};
 
 use self::fragment::fragment;
-use self::values::{busy_us, of_eager_calls, operands, run, sets, uploads, wanted, Uploads, Values, Wanted};
+use self::values::{
+    busy_us, of_eager_calls, operands, run, sets, uploaded_number, uploads, wanted, Uploads, Values, Wanted,
+};
 use self::weights::sample;
 use super::capture::Capture;
 use super::driver::kernels::CompilerAhead;
@@ -96,7 +98,10 @@ impl Rewriter {
         let trace = &program.capture.trace;
         let fits = |region: &Region| rules::apply(&mut region.graph.clone(), &self.without(), &HashSet::new());
         let found = |region: &Region| !fits(region).is_empty();
-        let regions: Vec<Region> = regions(trace).into_iter().filter(found).collect();
+        let uploads = uploads(&program.capture);
+        let mut regions = regions(trace);
+        regions.iter_mut().for_each(|region| region.graph.tell(|input| uploaded_number(&uploads, input)));
+        regions.retain(found);
         if self.rewriting.folder.is_some() && !regions.is_empty() {
             self.weights = match self.times.time("rewrite weights", || sample(&program)) {
                 Err(error @ Error::DeviceLost { .. }) => return Err(error),
@@ -112,7 +117,6 @@ impl Rewriter {
         let earlier = |at: usize| kept.as_ref().map(|kept| &kept.runs[at]);
         let stays = |at: usize| earlier(at).is_some_and(|run| run.standing.is_none());
         let judged = regions.iter().enumerate().filter(|(at, _)| !stays(*at)).map(|(_, region)| region);
-        let uploads = uploads(&program.capture);
         let (wanted, judged) = (wanted(&program.capture, judged.clone(), &uploads), judged.count());
         let busy_us = busy_us(&self.examples, trace.ops.len());
         self.is_long = busy_us.is_some();

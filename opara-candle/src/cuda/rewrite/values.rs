@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::{DType, Tensor};
 use hashbrown::{HashMap, HashSet};
-use opara_plan::rewrite::{first_item, Item, Region};
+use opara_plan::rewrite::{first_item, Input, Item, Region};
 
 use crate::backend::{Example, Planned, Replay};
 use crate::cuda::capture::Capture;
@@ -133,6 +133,13 @@ pub(super) fn uploads(capture: &Capture) -> Uploads {
         (is_all && writers[&access.buffer] == 1).then(|| (access.buffer, bytes.into()))
     });
     filled.collect()
+}
+
+/// The bits of an input that is one uploaded float.
+pub(super) fn uploaded_number(uploads: &Uploads, input: &Input) -> Option<u64> {
+    let bytes = uploads.get(&input.buffer).filter(|_| input.element.is_float() && input.len == 1)?;
+    (bytes.len() as u64 == input.element.bytes())
+        .then(|| bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte)))
 }
 
 /// The intermediate buffers that the regions read and give, but for constants of the pass.

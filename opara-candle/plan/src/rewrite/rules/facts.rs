@@ -124,6 +124,24 @@ impl<'a> Facts<'a> {
         }
     }
 
+    /// Whether it is known that all elements of an operand are ones and zeros: comparisons, and what models make of them.
+    pub fn is_truth(&self, operand: &Operand) -> bool {
+        let Value::Node(at) = operand.value else { return false };
+        let operands = &self.node(at).operands[..];
+        match self.recorded(at) {
+            Some(Function::Binary(name)) => match name.as_str() {
+                "eq" | "ne" | "lt" | "le" | "gt" | "ge" => true,
+                "mul" | "min" | "max" => operands.iter().all(|operand| self.is_truth(operand)),
+                _ => false,
+            },
+            // As it is, or its opposite.
+            Some(Function::Copy | Function::Affine(-1., 1.)) => operands.iter().all(|operand| self.is_truth(operand)),
+            Some(Function::Zeros) => true,
+            Some(Function::Fill(bits)) => self.node(at).element.number(*bits) == Some(1.),
+            _ => false,
+        }
+    }
+
     /// Whether a node is of a kind that formulas name: a function by its name in the catalogue, or one of these.
     pub fn is_of(&self, at: usize, kind: &str) -> bool {
         let node = self.node(at);

@@ -3,7 +3,7 @@
 use super::facts::Facts;
 use super::views::behind;
 use crate::rewrite::compute::Compute;
-use crate::rewrite::graph::{Node, Operand, Value};
+use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::rewrite::scores::{Mask, Scores};
 use crate::trace::{Element, Function};
 
@@ -24,27 +24,31 @@ pub(super) struct Product<'a> {
 
 impl<'a> Product<'a> {
     /// The product that all of a node's results are scores of, if nothing else reads what is in between.
-    pub fn behind(facts: &'a Facts, scores: &'a Operand) -> Option<Self> {
-        let at = facts.only(scores)?;
+    pub fn behind(facts: &'a Facts, at: usize) -> Option<Self> {
         let node = facts.node(at);
         let Compute::Recorded(function) = &node.compute else { return None };
         let product = match (function, &node.operands[..]) {
             (Function::Matmul, [q, k]) => Self::of(facts, node, [q, k]),
-            (Function::Affine(factor, 0.), [x]) => Self::behind(facts, x)?.times(*factor),
-            (Function::Unary(name), [x]) if name == "neg" => Self::behind(facts, x)?.times(-1.),
-            (Function::Unary(name), [x]) if name == "tanh" => Self::behind(facts, x)?.capped(),
+            (Function::Affine(factor, 0.), [x]) => Self::behind_only(facts, x)?.times(*factor),
+            (Function::Unary(name), [x]) if name == "neg" => Self::behind_only(facts, x)?.times(-1.),
+            (Function::Unary(name), [x]) if name == "tanh" => Self::behind_only(facts, x)?.capped(),
             // Only what loses nothing: the product, if it is of 16 bits, may have more.
-            (Function::Copy, [x]) => Self::behind(facts, x).filter(|_| is_wide_enough(facts, node, x)),
+            (Function::Copy, [x]) if is_wide_enough(facts, node, x) => {
+                Self::behind_only(facts, x).or_else(|| Self::across(facts, x))
+            }
             (Function::Binary(name), [x, by]) => match name.as_str() {
                 "add" => Self::added(facts, x, by, 1.).or_else(|| Self::added(facts, by, x, 1.)),
                 "sub" => Self::added(facts, x, by, -1.),
-                "mul" => Self::scaled(facts, x, by, false).or_else(|| Self::scaled(facts, by, x, false)),
+                "mul" => Self::scaled(facts, x, by, false)
+                    .or_else(|| Self::scaled(facts, by, x, false))
+                    .or_else(|| Self::left_out(facts, x, by))
+                    .or_else(|| Self::left_out(facts, by, x)),
                 "div" => Self::scaled(facts, x, by, true),
                 _ => None,
             },
             (Function::MaskedFill(bits), [condition, x]) => {
                 let number = node.element.number(*bits)? as f32;
-                Self::behind(facts, x)?.masked(Mask::Filled { number, where_zero: false }, vec![condition])
+                Some(Self::behind_only(facts, x)?.masked(Mask::Filled { number, where_zero: false }, vec![condition]))
             }
             (Function::Where, [condition, one, other]) => Self::chosen(facts, condition, other, one, false)
                 .or_else(|| Self::chosen(facts, condition, one, other, true)),
@@ -54,12 +58,31 @@ impl<'a> Product<'a> {
         Some(Self { is_widened, ..product })
     }
 
+    /// The same of an operand that nothing else reads.
+    fn behind_only(facts: &'a Facts, scores: &'a Operand) -> Option<Self> {
+        Self::behind(facts, facts.only(scores)?)
+    }
+
     /// Of queries and keys, which some models scale before.
     fn of(facts: &'a Facts, node: &Node, [q, k]: [&Operand; 2]) -> Option<Self> {
         let [(q, of_q), (k, of_k)] = [q, k].map(|operand| unscaled(facts, operand));
         let (scores, factors, masks) = (Scores::of(1.), Vec::new(), Vec::new());
         let product = Self { q, k, scores, factors, masks, element: node.element, is_widened: false };
         [of_q, of_k].into_iter().flatten().try_fold(product, Self::scaled_by)
+    }
+
+    /// Of keys and queries: an operand that is the transposed product of all heads.
+    fn across(facts: &'a Facts, x: &Operand) -> Option<Self> {
+        let Value::Node(at) = x.value else { return None };
+        let node = facts.node(at);
+        let (Function::Matmul, [k, q]) = (facts.recorded(at)?, &node.operands[..]) else { return None };
+        let ([heads, keys, _], [_, _, queries]) = (&k.dims[..], &q.dims[..]) else { return None };
+        let transposed = [(heads.len, keys.len * queries.len), (queries.len, 1), (keys.len, queries.len)];
+        let [shape, strides] = [transposed.map(|of| of.0), transposed.map(|(len, of)| if len == 1 { 0 } else { of })];
+        let is_transposed = x.first == 0 && strides_over(&x.dims, &shape)? == strides;
+        let turned = |of: &Operand| Operand { dims: vec![of.dims[0], of.dims[2], of.dims[1]], ..of.clone() };
+        let found = Self::of(facts, node, [&turned(q), &turned(k)])?;
+        (is_transposed && facts.users[at].len() == 1).then_some(found)
     }
 
     fn scaled_by(self, factor: Factor<'a>) -> Option<Self> {
@@ -88,13 +111,19 @@ impl<'a> Product<'a> {
     }
 
     fn added(facts: &'a Facts, x: &'a Operand, by: &'a Operand, factor: f32) -> Option<Self> {
-        Self::behind(facts, x)?.masked(Mask::Added(factor), vec![by])
+        Some(Self::behind_only(facts, x)?.masked(Mask::Added(factor), vec![by]))
     }
 
     /// Times a number, or by one.
     fn scaled(facts: &'a Facts, x: &'a Operand, by: &'a Operand, is_divisor: bool) -> Option<Self> {
         let factor = Factor::of(facts, by, is_divisor)?;
-        Self::behind(facts, x)?.scaled_by(factor)
+        Self::behind_only(facts, x)?.scaled_by(factor)
+    }
+
+    /// Scores but for zeros where a factor of ones and zeros has those.
+    fn left_out(facts: &'a Facts, x: &'a Operand, by: &'a Operand) -> Option<Self> {
+        let zeros = Mask::Filled { number: 0., where_zero: true };
+        facts.is_truth(by).then_some(Self::behind_only(facts, x)?.masked(zeros, vec![by]))
     }
 
     /// Scores but for places that a condition chooses, where others stand.
@@ -105,17 +134,18 @@ impl<'a> Product<'a> {
         others: &'a Operand,
         where_zero: bool,
     ) -> Option<Self> {
-        let product = Self::behind(facts, x)?;
-        match facts.fill(others) {
+        let product = Self::behind_only(facts, x)?;
+        Some(match facts.fill(others) {
             Some(number) => product.masked(Mask::Filled { number: number as f32, where_zero }, vec![condition]),
             None => product.masked(Mask::Replaced { where_zero }, vec![condition, others]),
-        }
+        })
     }
 
-    fn masked(mut self, mask: Mask, operands: Vec<&'a Operand>) -> Option<Self> {
+    /// The same, and behind it what a mask does.
+    pub fn masked(mut self, mask: Mask, operands: Vec<&'a Operand>) -> Self {
         self.scores.masks.push(mask);
         self.masks.extend(operands);
-        Some(self)
+        self
     }
 }
 

@@ -9,6 +9,7 @@ mod outcome;
 mod pools;
 mod quantized;
 mod scores;
+mod shares;
 mod transposed;
 mod upsampling;
 
@@ -234,7 +235,7 @@ fn products_around_a_softmax_are_attention() {
 
 #[test]
 fn heads_without_a_kernel_keep_their_products() {
-    let mut graph = regions(&attention(48))[0].graph.clone();
+    let mut graph = regions(&attention(36))[0].graph.clone();
     assert_eq!(apply(&mut graph, &[]).iter().map(|(name, _)| *name).collect::<Vec<_>>(), ["softmax"]);
 }
 

@@ -50,6 +50,14 @@ fn number(maker: &mut Maker, bits: u64) -> View {
     view(number, 0, &[(LEN, 0)])
 }
 
+/// Ones and zeros that each head has: those that a comparison of integers does not give.
+pub(super) fn truths(maker: &mut Maker) -> View {
+    let integers = [0, 1].map(|_| View { element: Element::U32, ..all(maker.weight(72), 36) });
+    let truths = maker.made(binary("lt"), integers.into(), 36);
+    let opposite = maker.made(Function::Affine(-1., 1.), vec![all(truths, 36)], 36);
+    view(opposite, 0, &[(2, 0), (36, 1)])
+}
+
 const LOW: u64 = 0xf8e2; // -40000
 const HIDDEN: u64 = 0xfc00;
 
@@ -137,15 +145,32 @@ fn cases() -> Vec<Case> {
             },
             None,
         ),
-        // Rows that are hidden as a whole would not be alike.
         (
             "a bias, and a low number",
             |maker, x| {
                 let x = added(maker, x, "add");
                 filled(maker, x, LOW)
             },
-            None,
+            with(None, &[Mask::Added(1.), low]),
         ),
+        (
+            "a low number, and a bias",
+            |maker, x| {
+                let x = filled(maker, x, LOW);
+                added(maker, x, "add")
+            },
+            with(None, &[low, Mask::Added(1.)]),
+        ),
+        (
+            "a factor of ones and zeros",
+            |maker, x| {
+                let factor = truths(maker);
+                let x = step(maker, binary("mul"), vec![factor, all(x, LEN)]);
+                added(maker, x, "sub")
+            },
+            with(None, &[Mask::Filled { number: 0., where_zero: true }, Mask::Added(-1.)]),
+        ),
+        ("a factor of any numbers", |maker, x| added(maker, x, "mul"), None),
         (
             "a cap of what is masked",
             |maker, x| {
@@ -159,28 +184,50 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Attention of 2 heads of 32 for 6 tokens, of which `change` makes something else of scores.
+fn attention(change: impl Fn(&mut Maker, BufferId) -> BufferId) -> Graph {
+    let mut maker = Maker::default();
+    let [q, k, v] = [0, 1, 2].map(|input| maker.buffer(384, Role::Input(input)));
+    let heads = |buffer| view(buffer, 0, &[(2, 192), (6, 32), (32, 1)]);
+    let columns = view(k, 0, &[(2, 192), (32, 1), (6, 32)]);
+    let scores = maker.made(Function::Matmul, vec![heads(q), columns], LEN);
+    let scores = change(&mut maker, scores);
+    let p = maker.made(Function::Softmax(6), vec![all(scores, LEN)], LEN);
+    let y = maker.made(Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], 384);
+    maker.output(y);
+    regions(&maker.0)[0].graph.clone()
+}
+
+/// The scores of the attention that rules make of a graph, if they do, and how many operands it has.
+fn found(mut graph: Graph) -> (Option<Scores>, usize) {
+    apply(&mut graph, &[]);
+    let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
+    let found = match &graph.nodes[at].compute {
+        Compute::Attention(scores) => Some(scores.clone()),
+        _ => None,
+    };
+    (found, graph.nodes[at].operands.len())
+}
+
 #[test]
 fn scores_are_recognised_by_what_they_mean() {
     for (said, change, expected) in cases() {
-        let mut maker = Maker::default();
-        let [q, k, v] = [0, 1, 2].map(|input| maker.buffer(384, Role::Input(input)));
-        let heads = |buffer| view(buffer, 0, &[(2, 192), (6, 32), (32, 1)]);
-        let columns = view(k, 0, &[(2, 192), (32, 1), (6, 32)]);
-        let scores = maker.made(Function::Matmul, vec![heads(q), columns], LEN);
-        let scores = change(&mut maker, scores);
-        let p = maker.made(Function::Softmax(6), vec![all(scores, LEN)], LEN);
-        let y = maker.made(Function::Matmul, vec![view(p, 0, &[(2, 36), (6, 6), (6, 1)]), heads(v)], 384);
-        maker.output(y);
-        let mut graph = regions(&maker.0)[0].graph.clone();
-        apply(&mut graph, &[]);
-        let Value::Node(at) = graph.outputs[0].value else { panic!("the output is computed") };
-        let found = match &graph.nodes[at].compute {
-            Compute::Attention(scores) => Some(scores.clone()),
-            _ => None,
-        };
-        assert_eq!(found, expected, "{said}");
         let operands = expected
+            .as_ref()
             .map_or(2, |of| 3 + of.are_divisors.len() + of.masks.iter().map(|mask| mask.operands()).sum::<usize>());
-        assert_eq!(graph.nodes[at].operands.len(), operands, "{said}");
+        assert_eq!(found(attention(change)), (expected, operands), "{said}");
     }
+}
+
+#[test]
+fn numbers_from_the_host_are_told() {
+    let uploaded = |maker: &mut Maker, x| {
+        let low = maker.weight(1);
+        chosen(maker, false, x, view(low, 0, &[(LEN, 0)]))
+    };
+    let mut graph = attention(uploaded);
+    assert_eq!(found(graph.clone()).0, with(None, &[Mask::Replaced { where_zero: false }]));
+    graph.tell(|input| (input.len == 1).then_some(HIDDEN));
+    let hidden = Mask::Filled { number: f32::NEG_INFINITY, where_zero: false };
+    assert_eq!(found(graph), (with(None, &[hidden]), 4));
 }

@@ -10,6 +10,8 @@ enum Mask {
     Hidden,
     /// A finite number stands for scores, in some rows for all of them.
     Low,
+    /// The same, of scores that something was added to.
+    LowBeside,
 }
 
 /// Attention of heads `[heads, queries, keys, size]`.
@@ -54,7 +56,11 @@ impl Case {
                 let mask = made.input(queries * keys);
                 y = made.binary("add", [all(y, scores), of_all(mask)]);
             }
-            Mask::Hidden | Mask::Low => {
+            Mask::Hidden | Mask::Low | Mask::LowBeside => {
+                if self.mask == Mask::LowBeside {
+                    let bias = made.input(queries * keys);
+                    y = made.binary("add", [all(y, scores), of_all(bias)]);
+                }
                 let mask = made.input_of(Element::U8, queries * keys, false);
                 let hidden = match (made.element, self.mask) {
                     (Element::F16, Mask::Hidden) => 0xFC00,
@@ -99,7 +105,7 @@ impl Case {
                 ("all but one", |query, key| f64::from(u8::from(key != query % 31))),
                 ("later keys", |query, key| f64::from(u8::from(key > query))),
             ],
-            Mask::Low => vec![
+            Mask::Low | Mask::LowBeside => vec![
                 ("a third", |_, key| f64::from(u8::from(key % 3 == 1))),
                 ("all of some", |query, key| f64::from(u8::from(query % 5 == 2 || key > query))),
             ],
@@ -155,8 +161,10 @@ impl Case {
         for (mask, of) in self.masks() {
             let mask_of = || (0..queries * keys).map(|at| of((at / keys) as usize, (at % keys) as usize));
             for (kind, numbers) in &kinds {
+                let distance = |at: u64| -0.5 * (at / keys).abs_diff(at % keys) as f64;
+                let bias = (self.mask == Mask::LowBeside).then(|| (0..queries * keys).map(distance).collect());
                 let masks = (self.mask != Mask::None).then(|| mask_of().collect());
-                let numbers = numbers.iter().cloned().chain(masks).collect();
+                let numbers = numbers.iter().cloned().chain(bias).chain(masks).collect();
                 operands.push(Operands { kind: format!("{mask}, {kind}"), numbers, room: room(kind).max(least) });
             }
         }
@@ -179,7 +187,7 @@ fn room(kind: &str) -> f64 {
 /// Judges each mask on these sizes, and caps.
 fn judged(sizes: [u64; 4], element: Element, in_f32: bool) -> Result<()> {
     for mut judge in Judge::all() {
-        for mask in [Mask::None, Mask::Added, Mask::Hidden, Mask::Low] {
+        for mask in [Mask::None, Mask::Added, Mask::Hidden, Mask::Low, Mask::LowBeside] {
             for is_capped in [false, true] {
                 let case = Case { sizes, mask, in_f32, is_capped, element };
                 let how = [if in_f32 { " in f32" } else { "" }, if is_capped { " capped" } else { "" }];
