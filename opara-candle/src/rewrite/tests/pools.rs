@@ -54,6 +54,28 @@ fn pools_with_padding_compute_the_same() -> Result<()> {
 }
 
 #[test]
+fn maxima_beside_copies_of_edges_are_those_of_the_image() -> Result<()> {
+    // Two images of 3 channels of 7 x 5; beside each column or row at an edge a copy of it.
+    let of = |value, first: u64, dims: [u64; 2], row| operand(value, first, &[(dims[0], row), (dims[1], 1)]);
+    let (x, wide) = (Value::Input(0), Value::Node(0));
+    let image = operand(Value::Node(1), 0, &[(2, 189), (3, 63), (9, 7), (7, 1)]);
+    let window = Window { stride: [2; 2], ..window(0, 1) };
+    let nodes = vec![
+        concat(vec![of(x, 0, [42, 1], 5), all(x, 210), of(x, 4, [42, 1], 5)], 42, &[1, 5, 1]),
+        concat(vec![of(wide, 0, [6, 7], 49), all(wide, 294), of(wide, 42, [6, 7], 49)], 6, &[7, 49, 7]),
+        node(Function::MaxPool(window), vec![image], 6 * 4 * 3),
+    ];
+    let outputs = vec![Output { value: Value::Node(2), buffer: 9 }];
+    let graph = Graph { inputs: vec![input(210, false)], nodes, outputs };
+    let below_zero = (numbers(210, 0.7)? - 3.)?;
+    let maxima = |graph| -> Result<Vec<f32>> {
+        evaluate(graph, std::slice::from_ref(&below_zero), Arithmetic::Typed)?[0].flatten_all()?.to_vec1()
+    };
+    assert_eq!(maxima(&graph)?, maxima(&changed(&graph))?);
+    Ok(())
+}
+
+#[test]
 fn what_is_not_finite_is_pooled_alike() -> Result<()> {
     let mut values = numbers(210, 0.7)?.to_vec1::<f32>()?;
     (values[3], values[40], values[100]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);

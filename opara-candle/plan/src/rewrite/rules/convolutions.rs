@@ -16,7 +16,7 @@ pub(super) const RULES: [Rule; 12] = [
     rule!("convolution": any() => use_library),
     // conv(pad(x, 0), w) -> conv(x, w, padding)
     rule!("convolution-padding": convolution() => padding::take_padding),
-    // max_pool(pad(x, -inf)) -> max_pool(x, padding); mean_pool(pad(x, 0)) -> mean_pool(x, padding)
+    // max_pool(pad(x, -inf)) or max_pool(pad(x, edges)) -> max_pool(x, padding); mean_pool(pad(x, 0)) -> mean_pool(x, padding)
     rule!("pool-padding": any() => padding::pad_pool),
     // conv_transpose(x, w, stride s) + c -> interleave(conv(x, w')), w' with s * s times the channels
     rule!("transposed-convolution":

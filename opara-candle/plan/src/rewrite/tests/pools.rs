@@ -147,3 +147,47 @@ fn fills_alone_are_no_run() {
     maker.unknown(filled);
     assert_eq!(regions(&maker.0), []);
 }
+
+/// `lines` runs of `width` elements, and beside each `copies` of its first and its last `step` ones, as candle copies them.
+fn between_edges(maker: &mut Maker, x: BufferId, [lines, width, step]: [u64; 3], copies: [u64; 2]) -> BufferId {
+    let (of_x, row) = (width, width + (copies[0] + copies[1]) * step);
+    let y = maker.buffer(lines * row, Role::Intermediate);
+    let mut first = 0;
+    let firsts = std::iter::repeat_n((0, step), copies[0] as usize).chain([(0, width)]);
+    for (from, width) in firsts.chain(std::iter::repeat_n((width - step, step), copies[1] as usize)) {
+        let dims = |stride| [(lines, stride), (width, 1)];
+        maker.op(Function::Copy, vec![view(x, from, &dims(of_x))], view(y, first, &dims(row)));
+        first += width;
+    }
+    y
+}
+
+#[test]
+fn copies_of_edges_are_no_maxima_of_their_own() {
+    // 3 planes of 6 x 6 between copies of their edges.
+    let fits = |copies: [u64; 2], function: Function| {
+        let mut maker = Maker::default();
+        let x = maker.buffer(3 * 36, Role::Input(0));
+        let x = maker.made(Function::Unary("relu".into()), vec![all(x, 3 * 36)], 3 * 36);
+        let (Function::MaxPool(window) | Function::MeanPool(window)) = &function else { panic!("{function:?}") };
+        let side = 6 + copies[0] + copies[1];
+        let out = (side - window.kernel[0]) / window.stride[0] + 1;
+        let wide = between_edges(&mut maker, x, [3 * 6, 6, 1], copies);
+        let tall = between_edges(&mut maker, wide, [3, 6 * side, side], copies);
+        let dims = [(1, 3 * side * side), (3, side * side), (side, side), (side, 1)];
+        let y = maker.made(function, vec![view(tall, 0, &dims)], 3 * out * out);
+        maker.output(y);
+        let mut graph = regions(&maker.0)[0].graph.clone();
+        let applied = apply(&mut graph, &[]);
+        let pool = graph.nodes.iter().find_map(|node| match node.compute {
+            Compute::Pool { window, end, .. } => Some([window.padding, end]),
+            _ => None,
+        });
+        (applied.iter().any(|(name, _)| *name == "pool-padding"), pool)
+    };
+    let max = |kernel| Function::MaxPool(pooled(kernel, 2));
+    assert_eq!(fits([1, 1], max(3)), (true, Some([[1, 1], [1, 1]])));
+    assert_eq!(fits([0, 2], max(3)), (true, Some([[0, 0], [2, 2]])));
+    assert_eq!(fits([2, 2], max(2)), (false, None), "windows of copies alone");
+    assert_eq!(fits([1, 1], Function::MeanPool(pooled(3, 2))), (false, None), "a mean counts them");
+}
