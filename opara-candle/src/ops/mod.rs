@@ -83,6 +83,7 @@ mod quantized;
 mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
+#[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "cuDNN's builds choose it"))]
 mod space_to_depth;
 mod upsample;
 mod view;

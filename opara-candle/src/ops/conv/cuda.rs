@@ -10,6 +10,8 @@ use half::{bf16, f16};
 use super::dense::convolve;
 use super::launch;
 #[cfg(feature = "cudnn")]
+use super::way::by_fastest_way;
+#[cfg(feature = "cudnn")]
 use crate::cuda::driver::convolution::{Convolution, Operands};
 use crate::cuda::driver::kernels::written;
 use crate::cuda::operator::format::Format;
@@ -18,10 +20,9 @@ use crate::cuda::operator::plane::Plane;
 use crate::cuda::operator::with_elements;
 use crate::cuda::operator::{elements, is_known};
 use crate::gradient::applied3;
-use crate::ops::space_to_depth::space_to_depth;
 #[cfg(feature = "cudnn")]
 use crate::ops::ProductPrecision;
-use crate::ops::{double_conv, pad, Activation, ConvConfig, Padding};
+use crate::ops::{double_conv, Activation, ConvConfig};
 
 /// Does each output channel depend on its own input channel only?
 fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
@@ -80,49 +81,50 @@ pub(super) fn conv2d(
             return config.activation.forward(&y).map(Some);
         }
     }
-    let (x, weight, config) = match space_to_depth(&x, weight, config)? {
-        Some(deeper) => deeper,
-        None if depthwise || config.padding.is_symmetric() => (x, weight.clone(), *config),
-        // cuDNN pads opposite edges equally.
-        None => (pad(&x, config.padding)?, weight.clone(), ConvConfig { padding: Padding::default(), ..*config }),
-    };
-    let (batch, channels, h, w) = x.dims4()?;
-    let (out, _, kh, kw) = weight.dims4()?;
-    let (oh, ow) = config.output((h, w), (kh, kw))?;
-    let channels_last = format == Format::Nhwc;
     let bias = match bias {
         Some(bias) => bias.contiguous()?,
-        None => Tensor::zeros(out, dtype, x.device())?,
+        None => Tensor::zeros(weight.dim(0)?, dtype, x.device())?,
     };
-    let (operand, filter) = (format.arrange(&x)?, arrange(&weight, config.groups)?);
-    let result = if depthwise {
-        let plane = Plane::new((batch, channels, h, w), (oh, ow), channels_last)?;
-        applied3(&operand, &filter, &bias, &Depthwise { config, plane, kernel: (kh, kw) })?
-    } else {
-        #[cfg(feature = "cudnn")]
-        {
-            let of = Convolution {
-                dtype,
-                channels_last,
-                x: [batch, channels, h, w],
-                weight: weight.dims4()?.into(),
-                y: [batch, out, oh, ow],
-                padding: [config.padding.top, config.padding.left],
-                stride: config.stride,
-                dilation: config.dilation,
-                groups: config.groups,
-                residual: residual.is_some(),
-                relu: config.activation == Activation::Relu,
-                // Other types have one.
-                precision: if dtype == DType::F32 { config.precision } else { ProductPrecision::Fastest },
-            };
-            let residual = residual.map(|residual| format.arrange(residual)).transpose()?;
-            applied3(&operand, &filter, &bias, &Dense { of, residual })?
-        }
-        #[cfg(not(feature = "cudnn"))]
-        return Ok(None);
+    if depthwise {
+        let ((batch, channels, h, w), (_, _, kh, kw)) = (x.dims4()?, weight.dims4()?);
+        let plane = Plane::new((batch, channels, h, w), config.output((h, w), (kh, kw))?, format == Format::Nhwc)?;
+        let (operand, filter) = (format.arrange(&x)?, arrange(weight, config.groups)?);
+        let kernel = Depthwise { config: *config, plane, kernel: (kh, kw) };
+        return format.view(&applied3(&operand, &filter, &bias, &kernel)?).map(Some);
+    }
+    #[cfg(feature = "cudnn")]
+    return by_fastest_way(&x, weight, config, residual.is_some(), |x, weight, config| {
+        dense(x, weight, &bias, residual, config)
+    })
+    .map(Some);
+    #[cfg(not(feature = "cudnn"))]
+    Ok(None)
+}
+
+/// Convolution by cuDNN, cuBLASLt or this library's kernels, whose padding is equal at opposite edges.
+#[cfg(feature = "cudnn")]
+fn dense(x: &Tensor, weight: &Tensor, bias: &Tensor, residual: Option<&Tensor>, config: &ConvConfig) -> Result<Tensor> {
+    let (dtype, format) = (x.dtype(), Format::of(x.dtype()));
+    let ((batch, channels, h, w), (out, _, kh, kw)) = (x.dims4()?, weight.dims4()?);
+    let (oh, ow) = config.output((h, w), (kh, kw))?;
+    let of = Convolution {
+        dtype,
+        channels_last: format == Format::Nhwc,
+        x: [batch, channels, h, w],
+        weight: weight.dims4()?.into(),
+        y: [batch, out, oh, ow],
+        padding: [config.padding.top, config.padding.left],
+        stride: config.stride,
+        dilation: config.dilation,
+        groups: config.groups,
+        residual: residual.is_some(),
+        relu: config.activation == Activation::Relu,
+        // Other types have one.
+        precision: if dtype == DType::F32 { config.precision } else { ProductPrecision::Fastest },
     };
-    format.view(&result).map(Some)
+    let (operand, filter) = (format.arrange(x)?, arrange(weight, config.groups)?);
+    let residual = residual.map(|residual| format.arrange(residual)).transpose()?;
+    format.view(&applied3(&operand, &filter, bias, &Dense { of, residual })?)
 }
 
 /// Depthwise convolution.

@@ -7,6 +7,8 @@ mod cuda;
 mod dense;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(feature = "cudnn")]
+mod way;
 
 use candle::{bail, Module, Result, Tensor};
 

@@ -12,35 +12,52 @@ use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::format::Format;
 use crate::cuda::operator::{launched, Call, Kernel};
 
-/// The operand, weight and configuration of a convolution with the same result and more channels. `None` if that would
-/// not be faster.
+/// A convolution with the same result as one of few channels, and more of them.
 ///
 /// Tensor cores need many channels, and a image has three: padding them would multiply mostly zeros. Taking squares
 /// of stride x stride pixels as pixels ("space to depth") fills the tensor cores better, and the convolution then has
 /// stride 1, for which libraries are fastest.
-pub(super) fn space_to_depth(
-    x: &Tensor,
-    weight: &Tensor,
-    config: &ConvConfig,
-) -> Result<Option<(Tensor, Tensor, ConvConfig)>> {
-    let (batch, channels, h, w) = x.dims4()?;
-    let (_, _, kh, kw) = weight.dims4()?;
-    let (side, padding) = (config.stride, config.padding);
-    let is_deep = channels * x.dtype().size_in_bytes() >= 16;
-    // Squares larger than the window, and very few channels, would be almost all zeros.
-    let is_sparse = side > kh.max(kw) || channels * side * side < 3;
-    if Format::of(x.dtype()) != Format::Nhwc || is_deep || is_sparse || config.groups > 1 || config.dilation > 1 {
-        return Ok(None);
+pub(super) struct Deeper {
+    image: Squares,
+    window: Squares,
+    pub config: ConvConfig,
+}
+
+impl Deeper {
+    /// `None` where that would be mostly zeros, or has channels enough.
+    pub fn of(x: &Tensor, weight: &Tensor, config: &ConvConfig) -> Result<Option<Self>> {
+        let (batch, channels, h, w) = x.dims4()?;
+        let (_, _, kh, kw) = weight.dims4()?;
+        let (side, padding) = (config.stride, config.padding);
+        let is_deep = channels * x.dtype().size_in_bytes() >= 16;
+        // Squares larger than the window, and very few channels, would be almost all zeros.
+        let is_sparse = side > kh.max(kw) || channels * side * side < 3;
+        if Format::of(x.dtype()) != Format::Nhwc || is_deep || is_sparse || config.groups > 1 || config.dilation > 1 {
+            return Ok(None);
+        }
+        let (oh, ow) = config.output((h, w), (kh, kw))?;
+        let (kh, kw) = (kh.div_ceil(side), kw.div_ceil(side));
+        let window = Squares { side, before: (0, 0), to: (kh, kw) };
+        let image = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
+        let config = ConvConfig { stride: 1, padding: Padding::default(), ..*config };
+        Ok(image.elements(batch, channels).is_some().then_some(Self { image, window, config }))
     }
-    let (oh, ow) = config.output((h, w), (kh, kw))?;
-    let (kh, kw) = (kh.div_ceil(side), kw.div_ceil(side));
-    let window = Squares { side, before: (0, 0), to: (kh, kw) };
-    let image = Squares { side, before: (padding.top, padding.left), to: (oh + kh - 1, ow + kw - 1) };
-    if image.elements(batch, channels).is_none() {
-        return Ok(None);
+
+    /// Its operand.
+    ///
+    /// # Errors
+    /// A failed launch.
+    pub fn image(&self, x: &Tensor) -> Result<Tensor> {
+        squares(x, self.image)
     }
-    let config = ConvConfig { stride: 1, padding: Padding::default(), ..*config };
-    Ok(Some((squares(x, image)?, squares(weight, window)?, config)))
+
+    /// Its weight.
+    ///
+    /// # Errors
+    /// A failed launch.
+    pub fn weight(&self, weight: &Tensor) -> Result<Tensor> {
+        squares(weight, self.window)
+    }
 }
 
 /// Gathers the squares of an image into pixels, in [`Format::Nhwc`].
