@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use candle::Tensor;
+use candle_transformers::models::flux::WithForward;
 use candle_transformers::models::*;
 
 use crate::entry::{Entry, Model, Target};
@@ -44,6 +45,7 @@ pub const ENTRIES: &[Entry] = &[
             })
         },
     },
+    Entry { name: "flux-small", build: flux_small },
     Entry {
         name: "flux-vae-decoder",
         build: |at| {
@@ -69,6 +71,33 @@ fn unet(at: &Target, latent: usize) -> Result<Model> {
     Model::new([at.noises((4, latent, latent))?, at.noises((PROMPT, 768))?], move |x| {
         Ok(vec![model.forward(&x[0], STEP, &x[1])?])
     })
+}
+
+/// Flux's transformer with an eighth of its heads and a tenth of its blocks, on an image of 16 by 16 patches.
+fn flux_small(at: &Target) -> Result<Model> {
+    const PATCHES: usize = 16 * 16;
+    let config = flux::model::Config {
+        context_in_dim: 768,
+        hidden_size: 3 * 128,
+        num_heads: 3,
+        depth: 2,
+        depth_single_blocks: 4,
+        ..flux::model::Config::schnell()
+    };
+    let model = flux::model::Flux::new(&config, at.weights())?;
+    let step = Tensor::full(STEP as f32 / 1000., 1, &at.device)?.to_dtype(at.dtype)?;
+    let places = Tensor::arange(0f32, PATCHES as f32, &at.device)?;
+    let row = (&places / 16.)?.floor()?;
+    let places = Tensor::stack(&[row.zeros_like()?, row.clone(), (places - row * 16.)?], 1)?;
+    let inputs = [
+        at.noise((1, PATCHES, config.in_channels))?,
+        places.unsqueeze(0)?.to_dtype(at.dtype)?,
+        at.noise((1, PROMPT, config.context_in_dim))?,
+        Tensor::zeros((1, PROMPT, 3), at.dtype, &at.device)?,
+        step,
+        at.noise((1, config.vec_in_dim))?,
+    ];
+    Model::new(inputs, move |x| Ok(vec![model.forward(&x[0], &x[1], &x[2], &x[3], &x[4], &x[5], None)?]))
 }
 
 /// Its decoder from a latent image of this height and width to one of eight times as many pixels.
