@@ -20,11 +20,37 @@ kernels! {
         y: out T [numel],
         does: u32, cap: f32,
     }
+
+    /// The same on warpgroups.
+    Warpgroups<T, B> = "opara_attention_warpgroups_" for [f16 bf16] needs [Warpgroups] {
+        batch: host, kv_heads: host, of_bias_row: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
+        of_values: u32, scale: f32,
+        of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
+        q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
+        k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
+        v: wide in T [strided([batch, kv_heads, keys], of_v, of_values)],
+        bias: opt B [strided([batch, heads, queries], of_bias, of_bias_row)],
+        y: out T [numel],
+        does: u32,
+    }
 }
 
 /// Queries per block (`QUERIES`) and threads per block of `attention.cu`.
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
+
+/// The launch shape of `warpgroup_attention.cu` for rows of `width` elements at most.
+fn warpgroups([batch, heads, queries]: [usize; 3], width: usize) -> LaunchConfig {
+    // Each of a block's warpgroups has 64 queries.
+    let groups = if width > 128 { 2 } else { 1 };
+    // Two tiles of 64 keys and two of as many values, and the queries: for each 64 numbers of a row a line of 128 bytes.
+    let lines = (4 + groups) * 64 * width.div_ceil(64);
+    LaunchConfig {
+        grid_dim: (queries.div_ceil(64 * groups) as u32, heads as u32, batch as u32),
+        block_dim: (128 * groups as u32, 1, 1),
+        shared_mem_bytes: 128 * lines as u32,
+    }
+}
 
 /// How scores are computed.
 #[derive(Debug, Clone, Copy)]
@@ -105,34 +131,48 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if is_wide != in_f32 {
         bail!("attention of {dtype:?} has no kernel for a bias of {} bytes", size_of::<B>())
     }
-    let variant = format!("{}{width}_{}", if in_f32 { "in_f32_" } else { "" }, dtype.as_str());
+    let numbers = dtype.as_str();
+    macro_rules! launch {
+        ($kernel:ident { $($more:tt)* }, $variant:expr, $code:expr, $config:expr) => {
+            $kernel {
+                batch,
+                kv_heads,
+                of_bias_row: does.row(keys),
+                numel,
+                queries,
+                keys,
+                heads,
+                sharing: heads / kv_heads,
+                of_keys,
+                of_values,
+                scale,
+                of_q: q.1.strides(),
+                of_k: k.1.strides(),
+                of_v: v.1.strides(),
+                of_bias: bias.map_or([0; 3], |(_, strides)| strides),
+                q: q.0,
+                k: k.0,
+                v: v.0,
+                bias: bias.map(|(bias, _)| bias),
+                y: y.as_view_mut(),
+                does: does as usize,
+                $($more)*
+            }
+            .launch(device, &$variant, $code, $config)
+        };
+    }
+    // Scores that a cap or a bias changes behind the products are the other kernel's, which older devices have for all.
+    let is_plain = !in_f32 && cap == 0. && matches!(does, Bias::Added | Bias::Hides);
+    let has_kernel = is_plain && Warpgroups::<(), ()>::is_for(dtype);
+    if has_kernel && Warpgroups::<(), ()>::runs_on(&Capabilities::of(device, ptx::WARPGROUP_ATTENTION)?) {
+        let variant = format!("{}{width}_{numbers}", if bias.is_some() { "biased_" } else { "" });
+        let config = warpgroups([batch, heads, queries], width);
+        return launch!(Warpgroups {}, variant, ptx::WARPGROUP_ATTENTION, config);
+    }
+    let variant = format!("{}{width}_{numbers}", if in_f32 { "in_f32_" } else { "" });
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
     let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-    Attention {
-        batch,
-        kv_heads,
-        of_bias_row: does.row(keys),
-        numel,
-        queries,
-        keys,
-        heads,
-        sharing: heads / kv_heads,
-        of_keys,
-        of_values,
-        scale,
-        of_q: q.1.strides(),
-        of_k: k.1.strides(),
-        of_v: v.1.strides(),
-        of_bias: bias.map_or([0; 3], |(_, strides)| strides),
-        q: q.0,
-        k: k.0,
-        v: v.0,
-        bias: bias.map(|(bias, _)| bias),
-        y: y.as_view_mut(),
-        does: does as usize,
-        cap,
-    }
-    .launch(device, &variant, ptx::ATTENTION, config)
+    launch!(Attention { cap }, variant, ptx::ATTENTION, config)
 }
 
 #[cfg(test)]

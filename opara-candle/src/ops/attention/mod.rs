@@ -29,8 +29,9 @@ use crate::cpu::record::apply;
 /// example a mask of zeros and negative infinities, broadcasts to `(batch, heads, queries, keys)`. The result is `(batch, heads,
 /// queries, dim)`.
 ///
-/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023) for heads of up to 160 elements in 16-bit types, and up to
-/// 80 in f32, whose rows are multiples of 16 bytes; `v` may have other ones than `q` and `k`. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
+/// On GPUs since Ampere it is one launch (Dao, "FlashAttention-2", 2023; on Hopper in 16 bits Shah et al., "FlashAttention-3", 2024) for
+/// heads of up to 160 elements in 16-bit types, and up to 80 in f32, whose rows are multiples of 16 bytes; `v` may have other ones than `q`
+/// and `k`. Scores are neither rounded nor stored. The result is a view of `(batch, queries, heads, dim)`, so that
 /// [`merge_heads`](super::merge_heads) copies nothing. In f32, every product is three TF32 products, which keep 22 of
 /// the 24 bits, and sums of 16 terms are added outside of the tensor cores, which round towards zero: the error is about that of f32
 /// products and a softmax, under any mask, for scores of any size, and where one key has a row for itself. Rows with operands

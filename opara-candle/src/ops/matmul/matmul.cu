@@ -14,6 +14,9 @@
 // Columns of the output tile of a block. It has 64 rows per warpgroup.
 constexpr unsigned TILE_COLUMNS = 64;
 
+// Columns of an operand's tile in shared memory.
+constexpr unsigned ROW = LINE<float>;
+
 // Adds what tensor cores cut off a sum on average: in each step half of the last bit of 32 columns. Of one result that is
 // less than other errors are, but all results of all layers are too small, and such errors add up where roundings do not.
 // Sums that end in zeros are exact, as those of small whole numbers are, and stay so.
@@ -177,7 +180,7 @@ __device__ inline void product(unsigned columns, unsigned inner, int activation,
     extern __shared__ __align__(BASE) float room[];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const unsigned row = blockIdx.y * TILE_ROWS, column = blockIdx.x * TILE_COLUMNS;
-    const unsigned my_chunk = swizzled(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
+    const unsigned my_chunk = swizzled<float>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
     const unsigned steps = (inner + ROW - 1) / ROW, first = steps * blockIdx.z / SPLITS;
     const unsigned past = steps * (blockIdx.z + 1) / SPLITS, bound = min(inner, past * ROW);
     XTile of_x(x, row, first * ROW, bound);
@@ -210,7 +213,7 @@ __device__ inline void product(unsigned columns, unsigned inner, int activation,
 #pragma unroll
         for (int d = 0; d < 4; d++) {
             unsigned own[4];
-            ldmatrix<false>(own, room + stage + OF_X + swizzled(warp * 16 + lane % 16, d * 2 + lane / 16));
+            ldmatrix<false>(own, room + stage + OF_X + swizzled<float>(warp * 16 + lane % 16, d * 2 + lane / 16));
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const Tf32Split parts(own[e]);
@@ -233,11 +236,11 @@ __device__ inline void product(unsigned columns, unsigned inner, int activation,
         const unsigned long long low_of_weight = matrix_descriptor(room + current + LOW);
 #pragma unroll
         for (int d = 0; d < 4; d++) {
-            wgmma(part, low[d], high_of_weight + d * EIGHT_COLUMNS, d > 0);
-            wgmma(part, high[d], low_of_weight + d * EIGHT_COLUMNS, true);
+            wgmma(part, low[d], high_of_weight + d * ONE_OPERAND, d > 0);
+            wgmma(part, high[d], low_of_weight + d * ONE_OPERAND, true);
         }
 #pragma unroll
-        for (int d = 0; d < 4; d++) wgmma(part, high[d], high_of_weight + d * EIGHT_COLUMNS, true);
+        for (int d = 0; d < 4; d++) wgmma(part, high[d], high_of_weight + d * ONE_OPERAND, true);
         wgmma_commit();
         wait_pending<0>();
         split(next);

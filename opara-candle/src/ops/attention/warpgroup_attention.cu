@@ -1,0 +1,222 @@
+// Attention on warpgroups (sm_90a): softmax(q * k^T * scale + bias) * v for each head (Shah et al., "FlashAttention-3", 2024).
+// While the tensor cores add the values of one tile of keys, and multiply for other blocks, a warpgroup weighs the scores of the next
+// tile.
+
+// For other architectures no kernels are compiled, rather than empty ones.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+
+#include "scores.cuh"
+#include "warpgroup.cuh"
+
+// Keys of a tile.
+constexpr unsigned KEYS = 64;
+
+// COUNT tokens of one head in shared memory: for each 64 elements of a token, or what is left of them, a tile of lines.
+template <int DIM, unsigned COUNT, typename T> struct Lines {
+    static constexpr unsigned SIZE = (DIM + 63) / 64 * COUNT * LINE<T>;
+    T *at;
+
+    __device__ T *chunk(unsigned row, unsigned chunk) const {
+        return at + chunk / CHUNKS * COUNT * LINE<T> + swizzled<T>(row, chunk % CHUNKS);
+    }
+    // What tensor cores read of the lines with elements from 64 * `part` on.
+    __device__ unsigned long long part(unsigned part) const { return matrix_descriptor(at + part * COUNT * LINE<T>); }
+
+    // Starts the asynchronous copy of the tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros, and
+    // so do elements past a token's size.
+    template <unsigned THREADS> __device__ void fill(const Tokens<T> &from, unsigned first) const {
+        constexpr unsigned EACH = WIDTH<DIM, T> / WIDE<T>, ALL = COUNT * EACH;
+#pragma unroll
+        for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
+            const unsigned i = threadIdx.x + n * THREADS, token = first + i / EACH;
+            if (ALL % THREADS != 0 && i >= ALL) break;
+            const unsigned column = i % EACH * WIDE<T>;
+            const bool there = token < from.count && column < from.size;
+            copy_async(chunk(i / EACH, i % EACH), from.at + (there ? (size_t)token * from.pitch + column : 0), there);
+        }
+    }
+};
+
+// Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: a hidden score is infinite or NaN, or a
+// sum of values overflows before it is divided by the sum of the weights. A block has GROUPS warpgroups of 64 queries.
+template <int DIM, int GROUPS, bool HAS_BIAS, typename T>
+__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y,
+                                     unsigned y_pitch) {
+    constexpr unsigned THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
+    constexpr int OPERANDS = (DIM + DEPTH<T> - 1) / DEPTH<T>, COLUMNS = DIM / 8;
+    using Tile = Lines<DIM, KEYS, T>;
+    extern __shared__ __align__(BASE) uint4 dynamic[];
+    T *const room = reinterpret_cast<T *>(dynamic);
+    auto keys = [&](unsigned tile) { return Tile{room + tile % 2 * Tile::SIZE}; };
+    auto values = [&](unsigned tile) { return Tile{room + (2 + tile % 2) * Tile::SIZE}; };
+    // The queries, and later the results in their place.
+    const Lines<DIM, QUERIES, T> queries{room + 4 * Tile::SIZE};
+    const unsigned lane = threadIdx.x % 32, group = threadIdx.x / 128, tiles = (k.count + KEYS - 1) / KEYS;
+    const unsigned first = first_query(), column = lane % 4 * 2;
+
+    queries.template fill<THREADS>(q, blockIdx.x * QUERIES);
+    keys(0).template fill<THREADS>(k, 0);
+    commit();
+    values(0).template fill<THREADS>(v, 0);
+    if (tiles > 1) keys(1).template fill<THREADS>(k, KEYS);
+    commit();
+
+    Bias<T> added;
+    added.keys = k.count;
+    added.in_pairs = bias_pitch % 2 == 0 && (size_t)bias % (2 * sizeof(T)) == 0 && k.count % 2 == 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
+
+    // The difference of two scores times `in_bits` is the exponent of 2. Their products with it would round with the size of a score.
+    const float in_bits = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
+    float score[KEYS / 8][4], out[COLUMNS][4], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, correction[2];
+    unsigned weights[KEYS / 16][4];
+    auto multiply_keys = [&](unsigned tile) {
+        if constexpr (HAS_BIAS) added.init(score, tile * KEYS + column, unit, most);
+        wgmma_fence();
+#pragma unroll
+        for (int d = 0; d < OPERANDS; d++)
+            wgmma(score, queries.part(d / 4) + group * 8 * EIGHT_ROWS + d % 4 * ONE_OPERAND,
+                  keys(tile).part(d / 4) + d % 4 * ONE_OPERAND, d > 0 || HAS_BIAS, T());
+        wgmma_commit();
+    };
+    auto multiply_values = [&](unsigned tile) {
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++)
+#pragma unroll
+            for (int d = 0; d < COLUMNS; d += 8) {
+                constexpr int REST = COLUMNS % 8;
+                const unsigned long long some = values(tile).part(d / 8) + n * 2 * EIGHT_ROWS;
+                const bool adds = tile > 0 || n > 0;
+                if constexpr (REST > 0) {
+                    if (d + 8 > COLUMNS) {
+                        wgmma<true>(reinterpret_cast<float(&)[REST][4]>(out[d]), weights[n], some, adds, T());
+                        continue;
+                    }
+                }
+                if constexpr (COLUMNS >= 8) wgmma<true>(reinterpret_cast<float(&)[8][4]>(out[d]), weights[n], some, adds, T());
+            }
+        wgmma_commit();
+    };
+    // Scores become weights.
+    auto weigh = [&](unsigned tile) {
+        if ((tile + 1) * KEYS > k.count) {
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    score[n][i] = tile * KEYS + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
+        }
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float before = largest[r];
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++) largest[r] = fmaxf(largest[r], fmaxf(score[n][2 * r], score[n][2 * r + 1]));
+            largest[r] = warp_reduce<Max>(largest[r], 4);
+            // If all scores of a row so far are masked, the base is 0, so that no inf - inf makes NaN.
+            const float base = largest[r] == -INFINITY ? 0 : largest[r];
+            correction[r] = exp2_approx((before - base) * in_bits);
+            float some = 0;
+#pragma unroll
+            for (int n = 0; n < KEYS / 8; n++)
+#pragma unroll
+                for (int i = 2 * r; i < 2 * r + 2; i++) some += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
+            sum[r] = fmaf(sum[r], correction[r], some);
+        }
+    };
+    auto round_weights = [&] {
+#pragma unroll
+        for (int n = 0; n < KEYS / 16; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                weights[n][i] = pack<T>(score[2 * n + i / 2][i % 2 * 2], score[2 * n + i / 2][i % 2 * 2 + 1]);
+    };
+    // All threads' copies are there, and all warpgroups are done with the tiles before.
+    auto meet = [&] {
+        fence_shared_writes();
+        __syncthreads();
+    };
+
+    wait_pending<1>();
+    meet();
+    multiply_keys(0);
+    wgmma_wait(score);
+    weigh(0);
+    round_weights();
+#pragma unroll 1
+    for (unsigned tile = 0; tile + 1 < tiles; tile++) {
+        wait_pending<0>();
+        meet();
+        values(tile + 1).template fill<THREADS>(v, (tile + 1) * KEYS);
+        if (tile + 2 < tiles) keys(tile + 2).template fill<THREADS>(k, (tile + 2) * KEYS);
+        commit();
+        multiply_keys(tile + 1);
+        multiply_values(tile);
+        wgmma_wait<1>(score);
+        weigh(tile + 1);
+        wgmma_wait(out);
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) out[d][i] *= correction[i / 2];
+        round_weights();
+    }
+    wait_pending<0>();
+    meet();
+    wgmma_fence();
+    multiply_values(tiles - 1);
+    wgmma_wait(out);
+
+    // Transpose through shared memory, so that global stores are 16-byte vectors. No warpgroup reads the queries any more.
+    const unsigned row = threadIdx.x / 32 * ROWS;
+    unsigned wrong = 0;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float all = warp_reduce<Add>(sum[r], 4), factor = 1 / all;
+        bool is_right = all == all;
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++) {
+            is_right &= fabsf(out[d][2 * r]) < SPLIT_SUM && fabsf(out[d][2 * r + 1]) < SPLIT_SUM;
+            store<T, 2>(queries.chunk(row + lane / 4 + 8 * r, d) + column,
+                        {narrow<T>(out[d][2 * r] * factor), narrow<T>(out[d][2 * r + 1] * factor)});
+        }
+        wrong |= is_right ? 0 : 1u << r;
+    }
+    __syncwarp();
+#pragma unroll
+    for (unsigned i = lane; i < ROWS * COLUMNS; i += 32) {
+        const unsigned of_block = row + i / COLUMNS, query = blockIdx.x * QUERIES + of_block, at = i % COLUMNS * WIDE<T>;
+        if (query < q.count && at < v.size)
+            store<T, WIDE<T>>(y + (size_t)query * y_pitch + at, load<T, WIDE<T>>(queries.chunk(of_block, i % COLUMNS)));
+    }
+    return wrong;
+}
+
+// So many blocks of a multiprocessor have room for their tiles.
+#define BLOCKS(DIM) (DIM > 128 ? 1 : DIM > 64 ? 2 : 4)
+
+// For rows of DIM elements at most: queries and keys have `of_keys`, values `of_values`.
+#define ATTENTION(DIM, GROUPS, HAS_BIAS, T, NAME)                                                                      \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM)) opara_attention_warpgroups_##NAME(         \
+        size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
+        unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
+        const T *v, const T *b, T *y, unsigned does) {                                                                 \
+        const unsigned wrong = attention<DIM, GROUPS, HAS_BIAS, T>(scale, OF_HEAD);                                    \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, scale, OF_HEAD, does, 0);                      \
+    }
+#define ATTENTIONS(DIM, GROUPS)                                                                                        \
+    ATTENTION(DIM, GROUPS, false, __half, DIM##_f16)                                                                   \
+    ATTENTION(DIM, GROUPS, false, __nv_bfloat16, DIM##_bf16)                                                           \
+    ATTENTION(DIM, GROUPS, true, __half, biased_##DIM##_f16)                                                           \
+    ATTENTION(DIM, GROUPS, true, __nv_bfloat16, biased_##DIM##_bf16)
+
+// Several blocks hide each other's waits better than several warpgroups of one. Of 160 numbers, there is room for one block.
+ATTENTIONS(32, 1)
+ATTENTIONS(40, 1)
+ATTENTIONS(64, 1)
+ATTENTIONS(80, 1)
+ATTENTIONS(96, 1)
+ATTENTIONS(128, 1)
+ATTENTIONS(160, 2)
+
+#endif
