@@ -47,8 +47,8 @@ pub const LINKED: &[KernelEntry] = &[
         .computes(),
     // moe_utils.cuh: ids of experts, counts, tokens
     row("count_tokens_per_expert_kernel", Other, Count, Effects::writes(1, Rest).before(AddedTo)).linked(&[8, 8, 4]),
-    // flash_fwd_launch_template.h of candle-flash-attn: one structure, `Flash_fwd_params`, whose words count as arguments: o is word 14, and
-    // the logarithms of sums, which nobody reads, are word 20
+    // flash_fwd_launch_template.h of candle-flash-attn: one structure, `Flash_fwd_params`, whose words count as arguments. The result is
+    // word 14; the logarithms of sums, which nobody reads, are word 20
     row("flash_fwd_kernel", Family::Attention, Means::Attention, Effects::writes(14, Rest).updates(20))
         .linked(&[464])
         .computes(),

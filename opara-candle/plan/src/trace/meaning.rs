@@ -171,8 +171,8 @@ pub enum Function {
     Count,
     /// 0, and the sum of the first element of `a`, of the first two, up to all.
     Bounds,
-    /// Attention of the queries `a`, `(texts, queries, heads, size)`, over the keys `b` and the values `c`, `(texts, keys, heads, size)`. Then
-    /// come the slopes, and where the queries and the keys of each text begin, and of the last one end.
+    /// Attention of the queries `a`, `(texts, queries, heads, size)`, over the keys `b` and the values `c`, `(texts, keys, heads, size)`.
+    /// Then come the slopes, and where the queries and the keys of each text begin, and of the last one end.
     Attention(Attending),
 }
 

@@ -147,9 +147,9 @@ impl Arguments<'_> {
         (is_of_these && is_all).then(|| self.product(&of.rows, BlockType::of_name(blocks)?, columns, [0, 2]))?
     }
 
-    /// Arguments: weight, blocks, ids, bounds, result, workspace, then integers: columns of the weight, its rows, rows of the result, blocks
-    /// of a row of the weight, rows of blocks, from one row of the result to the next, those of channels and samples, of which there is
-    /// one each.
+    /// Arguments: weight, blocks, ids, bounds, result, workspace, then integers: columns of the weight, its rows, rows of the result,
+    /// blocks of a row of the weight, rows of blocks, from one row of the result to the next, those of channels and samples, of which
+    /// there is one each.
     fn linked_matrix(&self, name: &str, of: &Rounded) -> Option<Meaning> {
         let template = name.split_once("mul_mat_qIL9ggml_type")?.1;
         let blocks = of_number(template.split_once('E')?.0.parse().ok()?)?;
