@@ -174,9 +174,10 @@ fn a_kernel_in_place_between_two_readers() -> anyhow::Result<()> {
     })
 }
 
-/// A kernel that nobody knows, between attention and a gate with a norm.
+/// A kernel that nobody knows, between attention and a norm with a product. What it overwrites in place is not there to be compared with,
+/// so the launches before it stay candle's.
 #[test]
-fn a_kernel_between_parts_that_are_rewritten() -> anyhow::Result<()> {
+fn a_kernel_in_front_of_a_part_that_is_rewritten() -> anyhow::Result<()> {
     isolated(|| {
         let Some(device) = gpu() else { return Ok(()) };
         let weight = (waves(9, (256, 64))? * 0.1)?.to_device(&device)?;
@@ -197,9 +198,8 @@ fn a_kernel_between_parts_that_are_rewritten() -> anyhow::Result<()> {
         let accurate = OparaExecutor::builder().accurate().benchmark_challengers(false).cache_folder(None).stress(2);
         let fast = accurate.build_fn(function.clone(), &input(0)?)?;
         let report = fast.report();
-        let fits = |rule| report.rewrites().iter().any(|rewrite| rewrite.rule == rule);
         ensure!(report.mode() == Mode::Graph && report.is_verified(), "{report}");
-        ensure!(fits("attention") && fits("row-norm"), "both sides are rewritten: {report}");
+        ensure!(report.rewrites().iter().any(|rewrite| rewrite.rule == "row-norm"), "{report}");
         for i in 1..4 {
             let (got, expected) = (fast.call(&input(i)?)?, function(&input(i)?)?);
             let apart = opara_examples::relative_error(&got[0], &expected[0])?;
