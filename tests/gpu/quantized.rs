@@ -165,6 +165,38 @@ fn quantised_decoders_are_replayed_and_write_what_they_write_eagerly() -> anyhow
     Ok(())
 }
 
+/// candle rounds activations to a scratch of its own, which is as large as the largest so far, and frees the smaller one: a replay that was
+/// built with that is built anew, and leaves alone what has its memory by then.
+#[test]
+fn a_scratch_that_grows_is_not_used_after_it_is_freed() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let product = |rows: usize, columns: usize| -> candle::Result<QMatMul> {
+        let weight = QTensor::quantize(&waves(1, (rows, columns))?.to_device(&device)?, GgmlDType::Q8_0)?;
+        QMatMul::from_arc(Arc::new(weight))
+    };
+    for rows in [1, 20] {
+        let (small, large) = (product(INNER, HIDDEN)?, product(32, 1 << 16)?);
+        let x = waves(2, (rows, HIDDEN))?.to_device(&device)?;
+        let expected = small.forward(&x)?;
+        let of = small.clone();
+        let exact = OparaExecutor::builder().numerics(Numerics::Exact).build(move |x: &Tensor| of.forward(x), &x)?;
+        assert_ne!(exact.report().mode(), Mode::Eager, "{}", exact.report());
+        assert!(same_bits(&exact.forward(&x)?, &expected)?);
+        large.forward(&Tensor::ones((rows, 1 << 16), DType::F32, &device)?)?;
+        // Of many sizes, one of which is the scratch's.
+        let others = (0..64).map(|at| Tensor::ones((at + 1) * 128, DType::F32, &device));
+        let others = others.collect::<candle::Result<Vec<_>>>()?;
+        for _ in 0..2 {
+            assert!(same_bits(&exact.forward(&x)?, &expected)?, "{rows} rows");
+        }
+        for other in others {
+            let changed = other.ne(&other.ones_like()?)?.to_dtype(DType::F32)?;
+            assert_eq!(changed.sum_all()?.to_scalar::<f32>()?, 0.);
+        }
+    }
+    Ok(())
+}
+
 /// Few rows and many, with the bits that candle gives; and no less accurate with other operators.
 #[test]
 fn products_have_candles_bits_or_its_accuracy() -> anyhow::Result<()> {

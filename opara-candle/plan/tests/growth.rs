@@ -264,3 +264,36 @@ fn what_a_step_leaves_in_the_same_size_is_a_state() -> Result<()> {
     assert!(step_of([&graph, &graph], [7, 8]).is_err_and(|why| why.contains("leaves nothing")));
     Ok(())
 }
+
+#[test]
+fn several_tokens_have_logits_of_each_or_of_the_last_one() -> Result<()> {
+    for model in ["qwen2-f16", "llama-bf16", "gemma3-f16", "phi-f32"] {
+        let [a, b, _] = graphs(model)?;
+        let growth = step_of([&a, &b], [8, 9]).map_err(anyhow::Error::msg)?;
+        let logits = |growth: &Growth| growth.graph.len(growth.graph.outputs[0].value);
+        let of = |is_each| growth.several(32, &inputs(), is_each).map_err(anyhow::Error::msg).context(model);
+        let (last, each) = (of(false)?, of(true)?);
+        assert_eq!([logits(&last), logits(&each)], [logits(&growth), 32 * logits(&growth)], "{model}");
+        assert!(last.sources.contains(&Source::Last) && !each.sources.contains(&Source::Last), "{model}");
+        // Nothing behind the last attention is computed of all tokens.
+        let elements = |of: &Growth| of.graph.nodes.iter().map(|node| node.len).sum::<u64>();
+        assert!(elements(&last) < elements(&each) - 31 * logits(&growth), "{model}");
+        for of in [last, each] {
+            assert_eq!((of.graph.inputs.len(), of.caches.len()), (of.sources.len(), growth.caches.len()), "{model}");
+            let live = of.graph.live();
+            let reads = |at: usize| of.graph.nodes[at].operands.iter().all(|operand| exists(&of.graph, operand));
+            assert!((0..live.len()).filter(|&at| live[at]).all(reads), "{model}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_step_with_states_is_of_one_token() -> Result<()> {
+    let graph = with_states(3);
+    let next = vec![None, Some(Value::Node(0)), Some(Value::Input(1))];
+    let known = Inputs { next, ..inputs() };
+    let step = Growth::of([&graph, &graph], [7, 8], &known).map_err(anyhow::Error::msg)?;
+    assert!(step.several(8, &known, false).is_err_and(|why| why.contains("states")));
+    Ok(())
+}

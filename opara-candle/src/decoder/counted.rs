@@ -130,11 +130,12 @@ pub(super) enum Numbers {
 }
 
 impl Numbers {
-    /// The numbers at a position.
+    /// The numbers at a position, or at several, of which each has its own behind those of the one before.
     pub fn at(&self, position: &Tensor) -> candle::Result<Tensor> {
         match self {
             Numbers::Affine { zero, step, dtype } => {
-                position.to_dtype(DType::F64)?.broadcast_mul(step)?.add(zero)?.to_dtype(*dtype)
+                let positions = position.to_dtype(DType::F64)?.unsqueeze(1)?;
+                positions.broadcast_mul(step)?.broadcast_add(zero)?.to_dtype(*dtype)
             }
             Numbers::First(table) => table.flatten_all(),
             Numbers::Last(table) => {

@@ -9,6 +9,10 @@ mod known;
 #[cfg(feature = "cuda")]
 mod others;
 #[cfg(feature = "cuda")]
+mod pieces;
+#[cfg(feature = "cuda")]
+mod several;
+#[cfg(feature = "cuda")]
 mod sources;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
@@ -23,9 +27,9 @@ use self::texts::{Text, Texts};
 use crate::builder::Builder;
 use crate::error::DecoderError;
 use crate::report::Report;
-use crate::{Error, OnUncapturable, Result};
+use crate::{OnUncapturable, Result};
 
-/// A decoder as it came from another library, whose steps of one token are replayed.
+/// A decoder as it came from another library, whose steps are replayed, and whose prompts are.
 ///
 /// Made by [`Builder::build_decoder`] and [`Builder::build_decoder_from`]. It has one text at a time.
 pub struct DecoderExecutor<M> {
@@ -63,9 +67,10 @@ impl Builder {
     ///
     /// Numerics are those of [`Numerics::Accurate`](crate::Numerics::Accurate) in any case. A decision that the module's host code
     /// makes at a length between those that were captured is not seen, unless it is there at both, nor that a full buffer keeps some of
-    /// its oldest tokens and turns over the others. Prompts are read by the module itself. The step has its own copy of the weights,
-    /// and another one of those that it joins (queries, keys and values; gate and up), so weights that change after building are seen
-    /// by prompts alone. On the CPU the module runs eagerly.
+    /// its oldest tokens and turns over the others. Prompts are read in pieces by graphs that are made of the step's, unless
+    /// [`DecoderExecutor::several_refused`] says why not. The step has its own copy of the weights,
+    /// and another one of those that it joins (queries, keys and values; gate and up), which pieces share, so weights that change after
+    /// building are seen by prompts that the module reads alone. On the CPU the module runs eagerly.
     ///
     /// ```
     /// use candle::{Device, Tensor};
@@ -155,7 +160,7 @@ impl Builder {
         let on_uncapturable = self.0.on_uncapturable;
         let (step, refused) = match Step::build(self, &texts, example, capacity) {
             Ok(step) => (Some(step), None),
-            Err(error) if is_refusal(&error) && on_uncapturable == OnUncapturable::Eager => {
+            Err(error) if error.is_refusal() && on_uncapturable == OnUncapturable::Eager => {
                 let reason = error.to_string();
                 if example.device().is_cuda() {
                     tracing::warn!(reason, "the steps of this decoder are not replayed: it runs eagerly");
@@ -173,9 +178,10 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     /// Adds tokens `(1, n)` to the text and returns what the module returns for them; of an example with several rows, `(rows, n)`. `position` says how many tokens there are before
     /// them; at 0 another text begins.
     ///
-    /// A step of one token is replayed; several tokens behind a replayed text are as many steps. The first one after a prompt also captures the module's own step and copies its cache. Some modules
-    /// leave their cache in another form behind a prompt than behind a step (candle-transformers' Llama, Phi-3): they make the first step
-    /// themselves, and replays take over at the second one.
+    /// A token is a step. Several tokens are read in pieces of a few sizes, each of which is one graph, built at its first use. Where that is
+    /// [refused](Self::several_refused), the module reads prompts, and several tokens behind a replayed text are as many steps. Then the
+    /// first one after a prompt also captures the module's own step and copies its cache. Some modules leave their cache in another form
+    /// behind a prompt than behind a step: they make the first step themselves, and replays take over at the second one.
     ///
     /// # Errors
     /// [`Error::Decoder`] for tokens that the text cannot go on with, which then stays as it is; the module's own errors, and
@@ -191,17 +197,23 @@ impl<M: Send + 'static> DecoderExecutor<M> {
                 return Err(DecoderError::Capacity { tokens, capacity }.into());
             }
         }
+        let is_alike = self.step.as_ref().is_some_and(|step| tokens.dims().first() == Some(&step.rows()));
         if position == 0 {
             // The text before goes first: there is room for one.
             (self.text, self.is_replayed, self.failed, self.is_broken) = (None, false, 0, true);
-            self.text = Some(self.texts.fresh()?);
+            match self.step.as_ref().filter(|step| is_alike && step.reads_prompt(count)) {
+                Some(step) => {
+                    step.begin()?;
+                    self.is_replayed = true;
+                }
+                None => self.text = Some(self.texts.fresh()?),
+            }
             self.is_broken = false;
         }
         if self.is_broken {
             return Err(DecoderError::Broken.into());
         }
         self.length = position;
-        let is_alike = self.step.as_ref().is_some_and(|step| tokens.dims().first() == Some(&step.rows()));
         if self.is_replayed && !is_alike {
             return Err(DecoderError::Tokens { got: tokens.shape().clone() }.into());
         }
@@ -211,7 +223,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         self.is_broken = true;
         let logits = match (&mut self.step, &mut self.text) {
             (Some(step), _) if self.is_replayed && count == 1 => step.step(tokens)?,
-            (Some(step), _) if self.is_replayed => match step.steps(tokens)? {
+            (Some(step), _) if self.is_replayed => match step.read(tokens)? {
                 Some(logits) => logits,
                 None => {
                     self.is_broken = false;
@@ -235,7 +247,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         };
         match step.take_over(&self.texts, text, token, self.length) {
             Ok(()) => (self.text, self.is_replayed) = (None, true),
-            Err(error) if is_refusal(&error) => {
+            Err(error) if error.is_refusal() => {
                 self.failed += 1;
                 if self.failed == ATTEMPTS {
                     tracing::warn!(%error, "the steps of this text are not replayed");
@@ -251,6 +263,12 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         self.step.as_ref().map(Step::report)
     }
 
+    /// Why prompts, and several tokens behind a text, are not replayed in pieces, if steps are replayed and these are not. Then the module
+    /// reads prompts itself, and several tokens behind them are as many steps.
+    pub fn several_refused(&self) -> Option<&str> {
+        self.step.as_ref().and_then(Step::several_refused)
+    }
+
     /// Why steps are not replayed, if they are not.
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
@@ -263,11 +281,6 @@ impl<M> std::fmt::Debug for DecoderExecutor<M> {
         let mut of = f.debug_struct("DecoderExecutor");
         of.field("length", length).field("is_replayed", is_replayed).field("refused", refused).finish_non_exhaustive()
     }
-}
-
-/// Does the module run eagerly after this error?
-fn is_refusal(error: &Error) -> bool {
-    error.is_uncapturable() || matches!(error, Error::OutOfMemory { .. })
 }
 
 /// How many tokens of each text these are.

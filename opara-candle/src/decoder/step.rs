@@ -1,14 +1,16 @@
-//! A decoder's step of one token for every length of text, from captures at several lengths.
+//! A decoder's step for every length of text, from captures at several lengths, and the same of several tokens at once.
 
 use std::sync::Arc;
 
-use candle::{DType, Tensor};
+use candle::Tensor;
 use opara_plan::rewrite::{Growth, Inputs, Standing, Value};
 
 use super::counted::Counted;
 use super::earlier::{check_turns, Earlier};
 use super::known::{captured, or_refused, refused, with_states, First, Known};
 use super::others::others;
+use super::pieces::{pieces, Piece};
+use super::several::{first_of, repeated, Several};
 use super::sources::{empty_text, Common};
 use super::texts::{Text, Texts};
 use crate::arguments::write;
@@ -16,7 +18,7 @@ use crate::builder::Builder;
 use crate::cuda::WholePass;
 use crate::environment::Environment;
 use crate::report::{Mode, Report};
-use crate::rewrite::accuracy::near;
+use crate::rewrite::accuracy::{distance, near};
 use crate::rewrite::choice::{choose_usable, unchanged, Choice};
 use crate::rewrite::set::Set;
 use crate::step::StepExecutor;
@@ -25,6 +27,10 @@ use crate::{Error, Result};
 /// A step that is replayed, and the text that it goes on with.
 pub(super) struct Step {
     executor: StepExecutor<Vec<Tensor>>,
+    /// Reads pieces of several tokens; or the reason why there is none.
+    several: std::result::Result<Several, String>,
+    /// The tokens of a prompt that is read so, at most.
+    longest: usize,
     /// The position, a cache for each attention, what else grows, and the states.
     text: Vec<Tensor>,
     growth: Growth,
@@ -44,6 +50,9 @@ pub(super) struct Step {
 }
 
 impl Step {
+    /// Logits of prompts may differ from the module's by as many times as much as those of steps, since other sums have other orders.
+    const ROOM: f64 = 8.;
+
     /// Captures steps behind texts of several lengths, and makes one of what they have in common.
     ///
     /// # Errors
@@ -64,14 +73,14 @@ impl Step {
         let tokens = example.dim(1)?;
         let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
         // After a step, caches are as steps leave them.
-        let of_prompt = texts.add(&mut texts.fresh()?, example, 0)?;
-        let behind = |prompt: &Tensor| -> Result<(Text<M>, usize)> {
+        let behind = |prompt: &Tensor| -> Result<(Text<M>, Tensor)> {
             let (mut text, tokens) = (texts.fresh()?, prompt.dim(1)?);
-            texts.add(&mut text, prompt, 0)?;
+            let logits = texts.add(&mut text, prompt, 0)?;
             texts.add(&mut text, &token, tokens)?;
-            Ok((text, tokens + 1))
+            Ok((text, logits))
         };
-        let (text, length) = behind(example)?;
+        let (text, of_prompt) = behind(example)?;
+        let length = tokens + 1;
         let last = length + 1;
         let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
         let (pass, text) = captured(texts, text, &token, length)?;
@@ -83,14 +92,9 @@ impl Step {
         let (later, _later) = captured(texts, text, &token, last)?;
         // The longest text: what the host decides by the length is to be the same there. Two steps in a row show what one leaves to the
         // next, and whether a cache that is full overwrites its oldest token.
-        let long = || -> Result<(Text<M>, usize)> {
-            let rows = example.to_dtype(DType::U32)?.to_vec2::<u32>()?;
-            let long = |row: Vec<u32>| Tensor::from_iter(row.into_iter().cycle().take(capacity - 3), example.device());
-            let ids = rows.into_iter().map(long).collect::<candle::Result<Vec<_>>>()?;
-            behind(&Tensor::stack(&ids, 0)?.to_dtype(example.dtype())?)
-        };
+        let (long, far) = (repeated(example, capacity - 3)?, capacity - 2);
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
-        let (text, far) = long().map_err(|error| or_refused(error, &said))?;
+        let (text, of_long) = behind(&long).map_err(|error| or_refused(error, &said))?;
         let (far_pass, text) = captured(texts, text, &token, far)?;
         let (farthest_pass, _farthest) = captured(texts, text, &token, far + 1)?;
         if pass.overwritten.iter().any(|&(input, _)| far_pass.places.get(input) == Some(&pass.places[input])) {
@@ -155,11 +159,14 @@ impl Step {
         drop((far_pass, farthest_pass, later));
 
         let text = empty_text(&growth, &pass, capacity, &token)?;
-        let of = Arc::new(Common::new(&growth, inputs, &pass, &counted, capacity)?);
+        let each = each_of(of_prompt.dims(), logits.dims(), tokens);
+        let of = Common::new(&growth, &inputs, &known_inputs, &pass, &counted, each.flatten())?;
+        let (of, of_several) = (Arc::new(of), builder.clone());
         // What is computed of weights alone, such as several beside each other, is computed once.
         builder.0.settings.constant_room += of.bytes();
+        let common = of.clone();
         let executor = builder.build_step(
-            move |x: &[Tensor], text: &Vec<Tensor>| of.step(x, text),
+            move |x: &[Tensor], text: &Vec<Tensor>| common.step(x, text),
             std::slice::from_ref(&token),
             &text,
         );
@@ -169,9 +176,14 @@ impl Step {
         }
         drop(pass);
         let (inputs, known) = (known_inputs, [first, second]);
-        let each = each_of(of_prompt.dims(), logits.dims(), tokens);
+        let several = match each {
+            Some(_) => or_reason(Several::build(of_several, of, example, &text))?,
+            None => Err("it is not known how logits of several tokens lie".into()),
+        };
         let mut step = Self {
             executor,
+            several,
+            longest: capacity,
             text,
             growth,
             inputs,
@@ -184,17 +196,87 @@ impl Step {
             capacity,
             rows: example.dim(0)?,
         };
-        let (far_text, _) = long()?;
+        let ((far_text, _), mut apart) = (behind(&long)?, 0f64);
         for (mut text, length) in [(far_text, far), (near_text, last)] {
             step.take_over(texts, &text, &token, length)?;
             // Two steps, if there is room: the second one reads what the first one has appended.
             for at in length..capacity.min(length + 2) {
                 let (given, expected) = (step.step(&token)?, texts.add(&mut text, &token, at)?);
-                let verdict = near(&expected.flatten_all()?, &given.flatten_all()?, compared.apart)?;
+                let (expected, given) = (expected.flatten_all()?, given.flatten_all()?);
+                let verdict = near(&expected, &given, compared.apart)?;
                 verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
+                apart = apart.max(distance(&expected, &given)?.map_err(|why| refused(&why))?);
+            }
+        }
+        if step.several.is_ok() {
+            let room = Self::ROOM * apart.max(compared.unit);
+            match or_reason(step.longest_prompt(texts, [(example, &of_prompt), (&long, &of_long)], room))? {
+                Ok(longest) => step.longest = longest,
+                Err(why) => step.several = Err(why),
             }
         }
         Ok(step)
+    }
+
+    /// The tokens of the longest prompt that has the module's logits if it is read in pieces.
+    ///
+    /// # Errors
+    /// [`Error::NotCapturable`] if not even the example has, and errors of the module.
+    fn longest_prompt<M: Send + 'static>(
+        &mut self,
+        texts: &Texts<M>,
+        [(example, of_example), (long, of_long)]: [(&Tensor, &Tensor); 2],
+        room: f64,
+    ) -> Result<usize> {
+        self.check_prompt(example, of_example, room)?;
+        // A module may see more of a prompt than its window has of a text.
+        let Growth { caches, grown, .. } = &self.growth;
+        let windows = caches.iter().map(|of| of.window).chain(grown.iter().map(|of| of.window));
+        let window =
+            windows.flatten().map(|window| window as usize).min().filter(|window| *window >= self.known[0].length);
+        let mut checked = Ok(());
+        if let Some(beyond) = window.map(|window| window + 2).filter(|tokens| *tokens < self.capacity) {
+            let prompt = repeated(example, beyond)?;
+            let expected = texts.add(&mut texts.fresh()?, &prompt, 0)?;
+            checked = self.check_prompt(&prompt, &expected, room);
+        }
+        match (checked.and_then(|()| self.check_prompt(long, of_long, room)), window) {
+            (Ok(()), _) => Ok(self.capacity),
+            (Err(error), Some(window)) if error.is_refusal() => Ok(window),
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Fails if a prompt that is read in pieces has other logits than the module's.
+    fn check_prompt(&mut self, prompt: &Tensor, expected: &Tensor, room: f64) -> Result<()> {
+        self.begin()?;
+        let given = self.read(prompt)?.ok_or_else(|| refused("there are no logits"))?;
+        let apart = distance(&expected.flatten_all()?, &given.flatten_all()?)?.map_err(|why| refused(&why))?;
+        if apart <= room {
+            return Ok(());
+        }
+        let tokens = prompt.dim(1)?;
+        Err(refused(&format!(
+            "a prompt of {tokens} tokens has other logits than as many steps: they differ by {apart:.1e}"
+        )))
+    }
+
+    /// Is a prompt of so many tokens read in pieces?
+    pub fn reads_prompt(&self, tokens: usize) -> bool {
+        self.several.is_ok() && tokens <= self.longest
+    }
+
+    /// Why several tokens are not one graph, if they are not.
+    pub fn several_refused(&self) -> Option<&str> {
+        self.several.as_ref().err().map(String::as_str)
+    }
+
+    /// Begins a text, whose prompt is read in pieces.
+    pub fn begin(&self) -> Result<()> {
+        // Behind the last token of what grows there are zeros; attention does not read a cache there.
+        let (position, others) = self.text.split_at(1);
+        let mut nothing = position.iter().chain(&others[self.growth.caches.len()..]);
+        nothing.try_for_each(|of| Ok(write(of, &of.zeros_like()?)?))
     }
 
     pub fn capacity(&self) -> usize {
@@ -250,12 +332,19 @@ impl Step {
         Ok(write(&self.text[0], &Tensor::new(&[length as u32], token.device())?)?)
     }
 
-    /// Adds tokens, one after the other, to the text that was taken over; `None` if it is not known how their logits lie.
-    pub fn steps(&mut self, tokens: &Tensor) -> Result<Option<Tensor>> {
-        let Some(each) = self.each else { return Ok(None) };
-        let mut logits = Vec::new();
-        for at in 0..tokens.dim(1)? {
-            logits.push(self.step(&tokens.narrow(1, at, 1)?.force_contiguous()?)?);
+    /// Adds tokens to the text, in pieces or one after the other; `None` if it is not known how their logits lie.
+    pub fn read(&mut self, tokens: &Tensor) -> Result<Option<Tensor>> {
+        let (Some(each), count) = (self.each, tokens.dim(1)?) else { return Ok(None) };
+        let one_by_one = || vec![Piece { size: 1, tokens: 1 }; count];
+        let pieces = self.several.as_ref().map_or_else(|_| one_by_one(), |_| pieces(count, self.capacity));
+        let (mut logits, mut first) = (Vec::with_capacity(pieces.len()), 0);
+        for piece in pieces {
+            let tokens = tokens.narrow(1, first, piece.tokens)?.force_contiguous()?;
+            logits.push(match &self.several {
+                Ok(several) if piece.size > 1 => several.add(&tokens, piece, &mut self.text)?,
+                _ => self.step(&tokens)?,
+            });
+            first += piece.tokens;
         }
         Ok(match each {
             Some(dim) => Some(Tensor::cat(&logits, dim)?),
@@ -265,12 +354,20 @@ impl Step {
 
     /// Adds a token to the text that was taken over.
     pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
-        let outputs = self.executor.step(std::slice::from_ref(token), &mut self.text)?;
-        outputs.into_iter().next().ok_or_else(|| Error::Internal { message: "a step gave no logits".into() })
+        first_of(self.executor.step(std::slice::from_ref(token), &mut self.text)?)
     }
 
     pub fn report(&self) -> Report {
         self.executor.report()
+    }
+}
+
+/// A value, or the reason of a refusal.
+fn or_reason<T>(result: Result<T>) -> Result<std::result::Result<T, String>> {
+    match result {
+        Ok(value) => Ok(Ok(value)),
+        Err(error) if error.is_refusal() => Ok(Err(error.to_string())),
+        Err(error) => Err(error),
     }
 }
 

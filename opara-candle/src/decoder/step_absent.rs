@@ -27,7 +27,19 @@ impl Step {
         match *self {}
     }
 
-    pub fn steps(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
+    pub fn several_refused(&self) -> Option<&str> {
+        match *self {}
+    }
+
+    pub fn reads_prompt(&self, _: usize) -> bool {
+        match *self {}
+    }
+
+    pub fn begin(&self) -> Result<()> {
+        match *self {}
+    }
+
+    pub fn read(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
         match *self {}
     }
 

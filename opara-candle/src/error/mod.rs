@@ -342,6 +342,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Is it a reason for a decoder to run eagerly, at least for now?
+    pub(crate) fn is_refusal(&self) -> bool {
+        self.is_uncapturable() || matches!(self, Error::OutOfMemory { .. })
+    }
+
     /// Can the module run eagerly instead? A module that keeps state cannot: building has called it, so that eager calls would
     /// continue from a changed state.
     pub fn is_uncapturable(&self) -> bool {

@@ -6,11 +6,17 @@ use opara_plan::rewrite::{ByPosition, Compute, Node, Operand, Value};
 use super::evaluation::{lens, Evaluation};
 use crate::ops;
 
-/// Earlier tokens with the new one, which is written to its place.
+/// Earlier tokens with the new ones, which are written to their places.
 pub(super) fn appended(of: &mut Evaluation, node: &Node, [rows, step]: [u64; 2]) -> Result<Tensor> {
-    let [new, earlier, position] = &node.operands[..] else { bail!("a token is appended to earlier ones") };
+    let [new, earlier, position, last @ ..] = &node.operands[..] else { bail!("a token is appended to earlier ones") };
     let (rows, step) = (rows as usize, step as usize);
-    let new = of.own(new)?.contiguous()?.reshape((rows, 1, step))?;
+    let mut new = of.own(new)?.contiguous()?.reshape(((), rows, step))?.transpose(0, 1)?;
+    if let [last] = last {
+        let last = of.tensor(last.value)?;
+        let is_token = Tensor::arange(0, new.dim(1)? as u32, last.device())?.broadcast_le(&last)?;
+        let is_token = is_token.reshape((1, (), 1))?.broadcast_as(new.shape())?;
+        new = is_token.where_cond(&new.contiguous()?, &new.zeros_like()?)?;
+    }
     let (earlier, position) = (of.tensor(earlier.value)?, of.tensor(position.value)?);
     let earlier = earlier.reshape((rows, (), step))?;
     ops::write_rows(&earlier, &new, &position)?;
@@ -53,31 +59,31 @@ pub(super) fn at_position(
 /// Elements of a row whose first one is as far as the position says; what lies outside of it is its first or last one.
 fn moved(all: &Tensor, operand: &Operand, first: i64, step: i64, position: &Tensor) -> Result<Tensor> {
     let mut offsets = vec![first];
-    for dim in &operand.dims {
+    let of_one = usize::from(position.elem_count() > 1);
+    for dim in &operand.dims[of_one..] {
         let along = |from: &i64| (0..dim.len).map(move |at| from + (at * dim.stride) as i64).collect::<Vec<_>>();
         offsets = offsets.iter().flat_map(along).collect();
     }
     let (device, last) = (all.device(), all.elem_count() as i64 - 1);
     let (count, dims) = (offsets.len(), lens(&operand.dims));
-    let offsets = Tensor::from_vec(offsets, count, device)?;
-    let places = match step {
-        0 => offsets,
-        step => {
-            let step = Tensor::from_vec(vec![step], 1, device)?;
-            offsets.broadcast_add(&(position.to_dtype(DType::I64)? * step)?)?
-        }
-    };
+    let (offsets, step) = (Tensor::from_vec(offsets, (1, count), device)?, Tensor::from_vec(vec![step], 1, device)?);
+    let from = position.to_dtype(DType::I64)?.broadcast_mul(&step)?.unsqueeze(1)?;
+    let places = offsets.broadcast_add(&from)?.flatten_all()?;
     let [lowest, highest] = [0, last].map(|at| Tensor::from_vec(vec![at], 1, device));
     let places = places.broadcast_maximum(&lowest?)?.broadcast_minimum(&highest?)?;
     all.index_select(&places, 0)?.reshape(dims)
 }
 
-/// The same with a number at places behind the position, along a dimension.
+/// The same with a number at places behind the position, along a dimension; of several positions, each along the first one.
 fn ends_as(x: &Tensor, dim: usize, number: f32, position: &Tensor) -> Result<Tensor> {
     let mut shape = vec![1; x.rank()];
     shape[dim] = x.dim(dim)?;
-    let places = Tensor::arange(0, shape[dim] as u32, x.device())?;
-    let is_there = places.broadcast_le(position)?.reshape(shape)?.broadcast_as(x.shape())?;
+    let places = Tensor::arange(0, shape[dim] as u32, x.device())?.unsqueeze(0)?;
+    let is_there = places.broadcast_le(&position.unsqueeze(1)?)?;
+    if position.elem_count() > 1 {
+        shape[0] = position.elem_count();
+    }
+    let is_there = is_there.reshape(shape)?.broadcast_as(x.shape())?;
     // Of a mask of integers all but 0 hide.
     let number = if x.dtype().is_int() && number.is_infinite() { 1. } else { number };
     let number = Tensor::new(number, x.device())?.to_dtype(x.dtype())?.broadcast_as(x.shape())?;

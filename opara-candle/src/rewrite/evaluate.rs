@@ -7,6 +7,7 @@ use opara_plan::trace::Element;
 
 use super::evaluation::Evaluation;
 pub(crate) use super::evaluation::{Arithmetic, Numbers};
+use super::joined::Joined;
 use super::operators::compute;
 
 /// A graph's outputs for these inputs. Inputs may have any shape: elements count in order.
@@ -19,7 +20,17 @@ pub(crate) fn evaluate(
     arithmetic: Arithmetic,
     numbers: Numbers,
 ) -> Result<Vec<Tensor>> {
-    let evaluation = &mut Evaluation::new(graph, inputs, arithmetic, numbers, compute);
+    outputs(Evaluation::new(graph, inputs, arithmetic, numbers, compute), graph)
+}
+
+/// The same as the graph says, with weights that were made before.
+pub(crate) fn evaluate_joined(graph: &Graph, inputs: &[Tensor], joined: &Joined) -> Result<Vec<Tensor>> {
+    let mut evaluation = Evaluation::new(graph, inputs, Arithmetic::Typed, Numbers::All, compute);
+    evaluation.joined = Some(joined);
+    outputs(evaluation, graph)
+}
+
+fn outputs(mut evaluation: Evaluation, graph: &Graph) -> Result<Vec<Tensor>> {
     let live = graph.live();
     let last_readers = last_readers(graph);
     for at in (0..graph.nodes.len()).filter(|&at| live[at]) {

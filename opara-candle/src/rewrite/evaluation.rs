@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use opara_plan::rewrite::{strides_over, Graph, Mask, Node, Operand, Value};
 use opara_plan::trace::{Dim, Element};
 
+use super::joined::Joined;
 use super::strided::{shaped, view};
 use crate::ops::format::is_channels_last;
 
@@ -75,6 +76,8 @@ pub(super) struct Evaluation<'a> {
     pub arithmetic: Arithmetic,
     numbers: Numbers,
     compute: Compute,
+    /// Weights that were made before.
+    pub joined: Option<&'a Joined>,
     known: HashMap<Value, Tensor>,
     /// What was made of masks, for all attention that reads them.
     biases: Vec<MadeBias>,
@@ -91,7 +94,8 @@ impl<'a> Evaluation<'a> {
         numbers: Numbers,
         compute: Compute,
     ) -> Self {
-        Self { graph, inputs, arithmetic, numbers, compute, known: HashMap::new(), biases: Vec::new(), constants: None }
+        let (joined, known, biases, constants) = (None, HashMap::new(), Vec::new(), None);
+        Self { graph, inputs, arithmetic, numbers, compute, joined, known, biases, constants }
     }
 
     /// The bias that was made of masks, as views of this shape, in a type.

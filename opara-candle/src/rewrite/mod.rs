@@ -17,6 +17,8 @@ mod evaluation;
 mod experts;
 mod folds;
 mod indexed;
+pub(crate) mod join;
+pub(crate) mod joined;
 mod judgement;
 mod norms;
 mod operators;

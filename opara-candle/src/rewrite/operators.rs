@@ -10,6 +10,7 @@ use super::by_elements;
 use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{gather, index_select, masked_fill, put, rotary, select};
+use super::join::{below, joined};
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
@@ -316,7 +317,7 @@ pub(super) fn folded(
     Ok((weight, bias))
 }
 
-/// One token's attention over a cache of `[heads, size]`, to which its keys and values go.
+/// Attention of new tokens over a cache of `[heads, size]`, to which their keys and values go.
 fn cached_attention(
     of: &mut Evaluation,
     node: &Node,
@@ -324,12 +325,13 @@ fn cached_attention(
     scale: f32,
     window: Option<u64>,
 ) -> Result<Tensor> {
-    let tokens = node.operands[..3].iter().map(|operand| of.own(operand)?.flatten_all());
-    let tokens = tokens.collect::<Result<Vec<_>>>()?;
-    let qkv = ops::cat(&tokens.iter().collect::<Vec<_>>(), 0)?.reshape((1, 1, ()))?;
-    let (cache, start) = (of.tensor(node.operands[3].value)?, of.tensor(node.operands[4].value)?);
     let [kv_heads, head_dim] = [heads, size].map(|n| n as usize);
-    let heads = node.len as usize / head_dim;
+    let tokens = node.operands[1].len() as usize / (kv_heads * head_dim).max(1);
+    let parts = node.operands[..3].iter().map(|operand| of.own(operand)?.reshape((tokens, ())));
+    let parts = parts.collect::<Result<Vec<_>>>()?;
+    let qkv = ops::cat(&parts.iter().collect::<Vec<_>>(), 1)?.unsqueeze(0)?;
+    let (cache, start) = (of.tensor(node.operands[3].value)?, of.tensor(node.operands[4].value)?);
+    let heads = node.len as usize / (tokens * head_dim).max(1);
     let window = window.map(|window| window as usize);
     let of = CachedAttention { heads, kv_heads, head_dim, scale: scale.into(), window, eps: 0. };
     let new = NewTokens { qkv: &qkv, start: &start, rotary: None, norms: None, by_distance: None };
@@ -360,13 +362,13 @@ fn product(
 
 /// One product with both weights, the gate's first.
 fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> Result<Tensor> {
-    let operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous()).collect::<Result<Vec<_>>>()?;
-    let (weight, bias) = match (&operands[1..], has_bias) {
-        ([gate, up], false) => (Tensor::cat(&[gate, up], 0)?, None),
-        ([gate, of_gate, up, of_up], true) => (Tensor::cat(&[gate, up], 0)?, Some(Tensor::cat(&[of_gate, of_up], 0)?)),
+    let weight = joined(of, node)?;
+    let bias = match (&node.operands[1..], has_bias) {
+        ([_, _], false) => None,
+        ([_, of_gate, _, of_up], true) => Some(below(of, [of_gate, of_up])?),
         (others, _) => bail!("{} operands are not the weights of a gated unit", others.len()),
     };
-    let (x, activation) = (&operands[0], activation_of(activation)?);
+    let (x, activation) = (&of.own(&node.operands[0])?.contiguous()?, activation_of(activation)?);
     match node.precision {
         ProductPrecision::Fastest => ops::norm_gated(x, None, &weight, bias.as_ref(), activation),
         precision => {
@@ -378,18 +380,21 @@ fn gated(of: &mut Evaluation, node: &Node, activation: &str, has_bias: bool) -> 
 
 /// One product with all weights below each other, and the columns of each.
 fn joined_product(of: &mut Evaluation, node: &Node, have_bias: &[bool]) -> Result<(Tensor, Vec<usize>)> {
-    let mut operands = node.operands.iter().map(|operand| of.own(operand)?.contiguous());
-    let mut next = || operands.next().unwrap_or_else(|| bail!("a product has no weight"));
-    let x = next()?;
-    let (mut weights, mut biases) = (Vec::new(), Vec::new());
+    let x = of.own(&node.operands[0])?.contiguous()?;
+    let (mut operands, mut columns, mut biases) = (node.operands[1..].iter(), Vec::new(), Vec::new());
+    let mut next = || operands.next().map_or_else(|| bail!("a product has no weight"), Ok);
     for &has_bias in have_bias {
-        let weight = next()?;
-        biases.push(if has_bias { next()? } else { Tensor::zeros(weight.dim(0)?, x.dtype(), x.device())? });
-        weights.push(weight);
+        let rows = next()?.dims[0].len as usize;
+        biases.push(if has_bias {
+            of.own(next()?)?.contiguous()?
+        } else {
+            Tensor::zeros(rows, x.dtype(), x.device())?
+        });
+        columns.push(rows);
     }
     let bias = have_bias.contains(&true).then(|| Tensor::cat(&biases, 0)).transpose()?;
-    let columns = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
-    Ok((product(node.precision, &x, &Tensor::cat(&weights, 0)?, bias.as_ref(), Activation::None)?, columns))
+    let weight = joined(of, node)?;
+    Ok((product(node.precision, &x, &weight, bias.as_ref(), Activation::None)?, columns))
 }
 
 /// The first of several products that are one. The others are known from then on: all are views, `(batch, tokens, heads, size)`.

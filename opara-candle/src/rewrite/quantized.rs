@@ -105,14 +105,15 @@ pub(super) fn product(
         let shape = [x.dims()[0], node.len as usize / x.dims()[0].max(1)];
         summand = Some(of.operand(last, &shape)?.contiguous()?);
     }
-    let (weight, columns) = joined(of, blocks, operands)?;
+    let weight = of_blocks(of, blocks, operands)?;
     match end {
         ProductEnd::Gate(activation) => ops::quantized_gated(&x, norm, &weight, None, activation_of(activation)?),
         ProductEnd::Nothing | ProductEnd::Sum => ops::quantized_linear(&x, norm, &weight, None, summand.as_ref()),
         ProductEnd::Others(others) => {
             let y = ops::quantized_linear(&x, norm, &weight, None, None)?;
             let mut first = 0;
-            let mut parts = columns.into_iter().map(|columns| {
+            let mut parts = operands.iter().map(|weight| {
+                let columns = weight.dims[0].len as usize;
                 first += columns;
                 y.narrow(1, first - columns, columns)
             });
@@ -123,10 +124,12 @@ pub(super) fn product(
     }
 }
 
-/// One weight of the rows of several, and how many each has.
-fn joined(of: &mut Evaluation, blocks: BlockType, weights: &[Operand]) -> Result<(QuantizedWeight, Vec<usize>)> {
+/// One weight of the rows of several.
+pub(super) fn of_blocks(of: &mut Evaluation, blocks: BlockType, weights: &[Operand]) -> Result<QuantizedWeight> {
+    if let Some(known) = of.joined.and_then(|joined| joined.of_blocks(weights)) {
+        return Ok(known.clone());
+    }
     let weights = weights.iter().map(|weight| bytes(of, weight)).collect::<Result<Vec<_>>>()?;
-    let rows = weights.iter().map(|weight| weight.dim(0)).collect::<Result<_>>()?;
     let all = if weights.len() == 1 { weights[0].clone() } else { Tensor::cat(&weights, 0)? };
-    Ok((QuantizedWeight::of_blocks(dtype(blocks), &all)?, rows))
+    QuantizedWeight::of_blocks(dtype(blocks), &all)
 }

@@ -18,6 +18,7 @@ mod oracles;
 mod places;
 mod pools;
 mod quantized;
+mod several;
 
 /// Applies the rules that are not `without`, and counts those that fitted.
 fn apply(graph: &mut Graph, without: &[&str]) -> usize {

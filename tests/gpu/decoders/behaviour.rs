@@ -193,7 +193,7 @@ fn what_changes_with_the_length_in_another_way_runs_eagerly() -> anyhow::Result<
 }
 
 #[test]
-fn several_tokens_behind_a_replayed_text_are_as_many_steps() -> anyhow::Result<()> {
+fn several_tokens_behind_a_replayed_text_have_the_modules_logits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let (model, example) = (qwen2(DType::F32, &device)?, prompt(6, &device)?);
     type Forward = fn(&mut qwen2::ModelForCausalLM, &Tensor, usize) -> candle::Result<Tensor>;
@@ -218,6 +218,107 @@ fn several_tokens_behind_a_replayed_text_are_as_many_steps() -> anyhow::Result<(
         assert!(relative_error(&got, &expected)? <= 1e-4);
         let apart = relative_error(&fast.forward(&token, 11)?, &forward(&mut own, &token, 11)?)?;
         assert!(apart <= 1e-4, "{apart}");
+    }
+    Ok(())
+}
+
+#[test]
+fn prompts_and_turns_are_read_in_pieces_up_to_the_capacity() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let forward = qwen2::ModelForCausalLM::forward;
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 6e-2)] {
+        let (model, capacity) = (qwen2(dtype, &device)?, 110);
+        let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        let mut fast = strict.build_decoder(model.clone(), forward, &prompt(6, &device)?, capacity)?;
+        assert_eq!(fast.several_refused(), None);
+        let near = |got: &Tensor, expected: &Tensor| -> anyhow::Result<()> {
+            let apart = relative_error(got, expected)?;
+            assert!(apart <= tolerance, "{apart} in {dtype:?}");
+            Ok(())
+        };
+        let mut first = None;
+        // Prompts and turns that fill a piece, and that do not; the last one ends where a text is full, within a piece.
+        for parts in [vec![40, 1, 1, 7, 33, 1, 2, 25], vec![1, 1, 8, 70, 30], vec![107, 2, 1], vec![40]] {
+            let (mut own, mut at) = (model.clone(), 0);
+            for count in parts {
+                let ids = (0..count).map(|i| ((i * 7 + 11 * at) % VOCABULARY) as u32);
+                let tokens = Tensor::from_iter(ids, &device)?.unsqueeze(0)?;
+                let (got, expected) = (fast.forward(&tokens, at)?, forward(&mut own, &tokens, at)?);
+                assert!(format!("{fast:?}").contains("is_replayed: true"), "{fast:?}");
+                near(&got, &expected)?;
+                if at == 0 && count == 40 {
+                    // Nothing is left of another text.
+                    let first: &Tensor = first.get_or_insert(got.clone());
+                    assert_eq!(relative_error(&got, first)?, 0.);
+                }
+                at += count;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A decoder of one layer for texts of several lengths: token 0 before a text is padding, which a mask hides. The mask grows with the
+/// text.
+#[derive(Clone)]
+struct Padded {
+    table: Tensor,
+    mask: Option<Tensor>,
+    cache: Option<[Tensor; 2]>,
+}
+
+impl Padded {
+    fn forward(&mut self, tokens: &Tensor, at: usize) -> candle::Result<Tensor> {
+        let (rows, count) = tokens.dims2()?;
+        let (device, dtype) = (tokens.device(), self.table.dtype());
+        let x = self.table.index_select(&tokens.flatten_all()?, 0)?.reshape((rows, count, 2, 64))?;
+        let x = x.transpose(1, 2)?.contiguous()?;
+        let low = Tensor::new(-1e4f32, device)?.to_dtype(dtype)?;
+        let new = Tensor::zeros((rows, 1, 1, count), dtype, device)?;
+        let mask = match &self.mask {
+            Some(mask) => Tensor::cat(&[mask, &new], 3)?,
+            None => tokens.eq(0u32)?.reshape((rows, 1, 1, count))?.where_cond(&low.broadcast_as(new.shape())?, &new)?,
+        };
+        let [k, v] = match &self.cache {
+            Some([k, v]) => [Tensor::cat(&[k, &x], 2)?, Tensor::cat(&[v, &x], 2)?],
+            None => [x.clone(), x.clone()],
+        };
+        let mut scores = (x.matmul(&k.t()?)? * 0.125)?.broadcast_add(&mask)?;
+        if count > 1 {
+            let hidden = |i: usize| (0..at + count).map(move |j| if j > at + i { -1e4f32 } else { 0. });
+            let causal = Tensor::from_iter((0..count).flat_map(hidden), device)?.reshape((count, at + count))?;
+            scores = scores.broadcast_add(&causal.to_dtype(dtype)?)?;
+        }
+        let y = candle_nn::ops::softmax_last_dim(&scores)?.matmul(&v)?;
+        (self.mask, self.cache) = (Some(mask), Some([k, v]));
+        y.narrow(2, count - 1, 1)?.transpose(1, 2)?.reshape((rows, 128))?.matmul(&self.table.t()?)
+    }
+}
+
+#[test]
+fn texts_of_several_lengths_go_on_together_behind_padding() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let padded = |tokens: u32, pads: [u32; 3]| -> candle::Result<Tensor> {
+        let of = |pad: u32| Tensor::from_iter((0..tokens).map(|i| if i < pad { 0 } else { 1 + i * 7 % 290 }), &device);
+        Tensor::stack(&[of(pads[0])?, of(pads[1])?, of(pads[2])?], 0)
+    };
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2)] {
+        let table = opara_weights::seeded(1, dtype, &device).get((VOCABULARY, 128), "table")?;
+        let model = Padded { table, mask: None, cache: None };
+        let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
+        let mut fast = strict.build_decoder(model.clone(), Padded::forward, &padded(6, [0, 3, 1])?, 64)?;
+        // Other paddings than those of the example.
+        for (count, pads) in [(9, [5, 0, 2]), (30, [0, 29, 13])] {
+            let (mut own, prompt) = (model.clone(), padded(count, pads)?);
+            let mut pair = (own.forward(&prompt, 0)?, fast.forward(&prompt, 0)?);
+            for at in count as usize..40 {
+                let apart = relative_error(&pair.1, &pair.0)?;
+                assert!(apart <= tolerance, "{apart} behind {at} tokens in {dtype:?}");
+                let token = pair.0.argmax(D::Minus1)?.reshape((3, 1))?;
+                pair = (own.forward(&token, at)?, fast.forward(&token, at)?);
+            }
+            assert!(format!("{fast:?}").contains("is_replayed: true"), "{fast:?}");
+        }
     }
     Ok(())
 }

@@ -3,7 +3,9 @@
 //! `cargo test --release --features cudnn --test gpu decoders:: -- --nocapture` prints a table.
 
 mod behaviour;
+mod beside;
 mod models;
+mod quantised;
 mod texts;
 
 use std::time::Instant;
@@ -38,6 +40,9 @@ struct Outcome {
     tokens: usize,
     own_us: f64,
     us: f64,
+    prompt_refused: Option<String>,
+    own_prompt_us: f64,
+    prompt_us: f64,
 }
 
 fn outcome(model: &Model, dtype: DType, device: &Device) -> anyhow::Result<Outcome> {
@@ -67,8 +72,35 @@ fn outcome(model: &Model, dtype: DType, device: &Device) -> anyhow::Result<Outco
         }
         is_replayed &= format!("{fast:?}").contains("is_replayed: true");
     }
+    // A prompt is read in pieces, or by the module.
+    let prompt = prompt(30, device)?;
+    let (mut own_prompt_us, mut prompt_us) = (f64::MAX, f64::MAX);
+    for _ in 0..3 {
+        let mut own = (model.make)(&weights)?;
+        device.synchronize()?;
+        let start = Instant::now();
+        own.forward(&prompt, 0)?;
+        device.synchronize()?;
+        let middle = Instant::now();
+        fast.forward(&prompt, 0)?;
+        device.synchronize()?;
+        own_prompt_us = own_prompt_us.min((middle - start).as_secs_f64() * 1e6);
+        prompt_us = prompt_us.min(middle.elapsed().as_secs_f64() * 1e6);
+    }
+    let prompt_refused = fast.several_refused().map(String::from);
     let refused = fast.refused().map(String::from);
-    Ok(Outcome { refused, is_replayed, apart, same_tokens, tokens, own_us, us })
+    Ok(Outcome {
+        refused,
+        is_replayed,
+        apart,
+        same_tokens,
+        tokens,
+        own_us,
+        us,
+        prompt_refused,
+        own_prompt_us,
+        prompt_us,
+    })
 }
 
 #[test]
@@ -76,7 +108,8 @@ fn every_decoder_gives_the_modules_logits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let chosen = std::env::var("OPARA_DECODERS").unwrap_or_default();
     let mut wrong = Vec::new();
-    for model in MODELS.iter().filter(|model| chosen.is_empty() || chosen.split(',').any(|name| name == model.name)) {
+    let all = MODELS.iter().chain(beside::MODELS).chain(quantised::MODELS);
+    for model in all.filter(|model| chosen.is_empty() || chosen.split(',').any(|name| name == model.name)) {
         for &dtype in model.dtypes {
             let of = match outcome(model, dtype, &device) {
                 Ok(of) => of,
@@ -87,13 +120,17 @@ fn every_decoder_gives_the_modules_logits() -> anyhow::Result<()> {
                     continue;
                 }
             };
-            let Outcome { refused, is_replayed, apart, same_tokens, tokens, own_us, us } = &of;
+            let Outcome { refused, is_replayed, apart, same_tokens, tokens, own_us, us, .. } = &of;
             let said = refused.as_deref().unwrap_or(if *is_replayed { "replayed" } else { "BUILT, NOT TAKEN OVER" });
             println!(
-                "{:<18} {dtype:?} {apart:.1e} tokens {same_tokens}/{tokens} {own_us:.0} us own {us:.0} us | {said}",
-                model.name
+                "{:<18} {dtype:?} {apart:.1e} tokens {same_tokens}/{tokens} {own_us:.0} us own {us:.0} us | {said} | prompt {:.0} \
+                 us own {:.0} us {}",
+                model.name,
+                of.own_prompt_us,
+                of.prompt_us,
+                of.prompt_refused.as_deref().unwrap_or("in pieces")
             );
-            let tolerance = if dtype == DType::F32 { 1e-4 } else { 2e-2 };
+            let tolerance = if dtype == DType::F32 { model.tolerance } else { 2e-2 };
             let is_expected = match (model.refused, refused) {
                 (None, None) => *is_replayed,
                 (Some(part), Some(reason)) => reason.contains(part),

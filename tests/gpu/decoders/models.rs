@@ -7,7 +7,8 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::{
     bigcode, codegeex4_9b, deepseek2, falcon, gemma, gemma2, gemma3, gemma4, glm4, glm4_new, granite, granitemoehybrid,
     helium, lfm2, llama, llama2_c, mamba, mamba2, mistral, mixformer, mixtral, olmo, olmo2, phi, phi3, qwen2,
-    qwen2_moe, qwen3, rwkv_v5, rwkv_v6, rwkv_v7, smol::smollm3, stable_lm, starcoder2,
+    qwen2_moe, qwen3, recurrent_gemma, rwkv_v5, rwkv_v6, rwkv_v7, smol::smollm3, stable_lm, starcoder2,
+    voxtral::voxtral_llama,
 };
 use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
@@ -23,23 +24,25 @@ pub struct Model {
     pub make: Make,
     /// Those that it runs in.
     pub dtypes: &'static [DType],
+    /// How far logits may be from the module's in f32.
+    pub tolerance: f32,
     /// A part of the reason why its steps are not replayed, if they are not.
     pub refused: Option<&'static str>,
 }
 
 const BOTH: &[DType] = &[DType::F32, DType::F16];
-const F32: &[DType] = &[DType::F32];
+pub const F32: &[DType] = &[DType::F32];
 
-const fn of(name: &'static str, make: Make) -> Model {
-    Model { name, make, dtypes: BOTH, refused: None }
+pub const fn of(name: &'static str, make: Make) -> Model {
+    Model { name, make, dtypes: BOTH, tolerance: 1e-4, refused: None }
 }
 
-fn config<C: DeserializeOwned>(json: Value) -> Result<C> {
+pub fn config<C: DeserializeOwned>(json: Value) -> Result<C> {
     serde_json::from_value(json).map_err(candle::Error::wrap)
 }
 
 /// What most configurations have, and these fields.
-fn usual<C: DeserializeOwned>(other: Value) -> Result<C> {
+pub fn usual<C: DeserializeOwned>(other: Value) -> Result<C> {
     let mut all = json!({
         "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": 256, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
@@ -81,12 +84,12 @@ pub const MODELS: &[Model] = &[
         cloned(phi3::Model::new(&of, w.clone())?, |m, x, at| m.forward(x, at))
     }),
     of("mixformer", |w| {
-        let of = config(json!({
-            "vocab_size": VOCABULARY, "n_positions": 128, "n_embd": HIDDEN, "n_layer": 2, "n_inner": null, "n_head": 4,
-            "rotary_dim": 16, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": false,
-            "pad_vocab_size_multiple": 64
-        }))?;
+        let of = config(mixformer_config())?;
         cloned(mixformer::MixFormerSequentialForCausalLM::new_v2(&of, w.clone())?, |m, x, _| m.forward(x))
+    }),
+    of("mixformer-1", |w| {
+        let of = config(mixformer_config())?;
+        cloned(mixformer::MixFormerSequentialForCausalLM::new(&of, w.clone())?, |m, x, _| m.forward(x))
     }),
     of("gemma", |w| {
         let of = usual(json!({"hidden_act": "gelu", "num_key_value_heads": 1}))?;
@@ -169,16 +172,7 @@ pub const MODELS: &[Model] = &[
     Model {
         dtypes: F32,
         ..of("llama2_c", |w| {
-            let of = llama2_c::Config {
-                dim: HIDDEN,
-                hidden_dim: 256,
-                n_layers: 2,
-                n_heads: 4,
-                n_kv_heads: 2,
-                vocab_size: VOCABULARY,
-                seq_len: 128,
-                norm_eps: 1e-5,
-            };
+            let of = llama2_c_config();
             let cache = llama2_c::Cache::new(true, &of, w.pp("rot"))?;
             let model = Arc::new(llama2_c::Llama::load(w.clone(), of)?);
             cloned(Beside { model, cache }, |text, tokens, at| text.model.forward(tokens, at, &mut text.cache))
@@ -219,8 +213,22 @@ pub const MODELS: &[Model] = &[
             each(x, |x| text.model.forward(&x.flatten_all()?, &mut text.cache.0))
         })
     }),
-    Model { dtypes: F32, ..of("rwkv_v5", |w| rwkv(w, |model, x, state| model.forward(x, state), rwkv_v5::Model::new)) },
-    Model { dtypes: F32, ..of("rwkv_v6", |w| rwkv(w, |model, x, state| model.forward(x, state), rwkv_v6::Model::new)) },
+    Model {
+        dtypes: F32,
+        ..of("rwkv_v5", |w| {
+            rwkv_text(w, rwkv_v5::Model::new(&config(rwkv_config())?, w.clone())?, |model, x, state| {
+                model.forward(x, state)
+            })
+        })
+    },
+    Model {
+        dtypes: F32,
+        ..of("rwkv_v6", |w| {
+            rwkv_text(w, rwkv_v6::Model::new(&config(rwkv_config())?, w.clone())?, |model, x, state| {
+                model.forward(x, state)
+            })
+        })
+    },
     Model {
         dtypes: F32,
         ..of("rwkv_v7", |w| {
@@ -243,6 +251,28 @@ pub const MODELS: &[Model] = &[
             cloned(Beside { model, cache }, |text, x, _| each(x, |x| text.model.forward(&x, &mut text.cache.0, &[])))
         })
     },
+    of("recurrent_gemma", |w| {
+        cloned(recurrent_gemma::Model::new(&usual(recurrent_gemma_config())?, w.clone())?, |m, x, at| m.forward(x, at))
+    }),
+    of("voxtral_llama", |w| {
+        let of = voxtral_llama::VoxtralLlamaConfig {
+            hidden_size: HIDDEN,
+            intermediate_size: 256,
+            vocab_size: VOCABULARY,
+            num_hidden_layers: 2,
+            num_attention_heads: 4,
+            num_key_value_heads: 2,
+            head_dim: Some(32),
+            use_flash_attn: false,
+            rms_norm_eps: 1e-5,
+            rope_theta: 1e4,
+            max_position_embeddings: 128,
+            tie_word_embeddings: false,
+        };
+        let cache = voxtral_llama::VoxtralLlamaCache::new(true, w.dtype(), &of, w.device())?;
+        let model = Arc::new(voxtral_llama::VoxtralLlama::load(w.clone(), &of)?);
+        cloned(Beside { model, cache }, |text, tokens, at| text.model.forward(tokens, at, &mut text.cache))
+    }),
     of("deepseek2", |w| {
         let of = usual(json!({
             "moe_intermediate_size": 64, "num_key_value_heads": 4, "qk_rope_head_dim": 16, "kv_lora_rank": 32,
@@ -302,6 +332,42 @@ fn gemma4_text(w: &VarBuilder<'static>, window: usize) -> Result<Box<dyn Text>> 
     cloned(gemma4::text::TextModel::new(&of, w.clone())?, |m, x, at| m.forward(x, at))
 }
 
+pub fn llama2_c_config() -> llama2_c::Config {
+    llama2_c::Config {
+        dim: HIDDEN,
+        hidden_dim: 256,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        vocab_size: VOCABULARY,
+        seq_len: 128,
+        norm_eps: 1e-5,
+    }
+}
+
+pub fn mixformer_config() -> Value {
+    json!({
+        "vocab_size": VOCABULARY, "n_positions": 128, "n_embd": HIDDEN, "n_layer": 2, "n_inner": null, "n_head": 4,
+        "rotary_dim": 16, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": false,
+        "pad_vocab_size_multiple": 64
+    })
+}
+
+pub fn recurrent_gemma_config() -> Value {
+    json!({
+        "lru_width": HIDDEN, "attention_window_size": 64, "conv1d_width": 4, "logits_soft_cap": 30.0,
+        "hidden_activation": "gelu_pytorch_tanh", "partial_rotary_factor": 0.5, "num_key_value_heads": 1,
+        "block_types": ["recurrent", "attention"], "max_seq_len": 128
+    })
+}
+
+pub fn rwkv_config() -> Value {
+    json!({
+        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 2, "attention_hidden_size": HIDDEN,
+        "num_attention_heads": 32, "head_size": 32, "intermediate_size": 256, "layer_norm_epsilon": 1e-5, "rescale_every": 6
+    })
+}
+
 fn falcon_model(w: &VarBuilder<'static>) -> Result<Box<dyn Text>> {
     let of: falcon::Config = usual(json!({
         "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "use_cache": true, "bos_token_id": 1, "eos_token_id": 2,
@@ -321,17 +387,14 @@ impl<S> Clone for Kept<S> {
 }
 
 /// Adds tokens to a state.
-type Stepped<M> = fn(&M, &Tensor, &mut rwkv_v5::State) -> Result<Tensor>;
+pub type Stepped<M> = fn(&M, &Tensor, &mut rwkv_v5::State) -> Result<Tensor>;
 
-fn rwkv<M: Send + Sync + 'static>(
+pub fn rwkv_text<M: Send + Sync + 'static>(
     w: &VarBuilder<'static>,
+    model: M,
     forward: Stepped<M>,
-    new: fn(&rwkv_v5::Config, VarBuilder) -> Result<M>,
 ) -> Result<Box<dyn Text>> {
-    let of: rwkv_v5::Config = config(json!({
-        "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "num_hidden_layers": 2, "attention_hidden_size": HIDDEN,
-        "num_attention_heads": 32, "head_size": 32, "intermediate_size": 256, "layer_norm_epsilon": 1e-5, "rescale_every": 6
-    }))?;
+    let of: rwkv_v5::Config = config(rwkv_config())?;
     let state = rwkv_v5::State::new(1, &of, w.device())?;
     let copy: fn(&rwkv_v5::State) -> rwkv_v5::State = |of| rwkv_v5::State {
         per_layer: (of.per_layer.iter())
@@ -343,7 +406,7 @@ fn rwkv<M: Send + Sync + 'static>(
             .collect(),
         pos: of.pos,
     };
-    let model = Arc::new((new(&of, w.clone())?, forward));
+    let model = Arc::new((model, forward));
     let forward = |text: &mut Beside<(M, Stepped<M>), Kept<rwkv_v5::State>>, x: &Tensor, _: usize| {
         let Beside { model, cache } = text;
         each(x, |x| (model.1)(&model.0, &x, &mut cache.0))

@@ -133,8 +133,8 @@ pub enum Compute {
         /// Epsilon, added to the mean square.
         epsilon: f32,
     },
-    /// Attention of one token over a cache of keys and values, to which its own are appended at the position. Operands: `q`, keys and
-    /// values of the token, each by heads, the cache, `(1, 2, heads, capacity, size)`, and the position.
+    /// Attention of a token, or several, over a cache of keys and values, to which their own are appended at the position. Operands: `q`,
+    /// keys and values, of each token by heads, the cache, `(1, 2, heads, capacity, size)`, and the position.
     CachedAttention {
         /// Heads of keys, and of values.
         heads: u64,
@@ -146,14 +146,16 @@ pub enum Compute {
         window: Option<u64>,
     },
     /// A new token appended to earlier ones, in place, at the position. Operands: the token, `(rows, 1, step)`, the earlier ones,
-    /// `(rows, room, step)`, and the position.
+    /// `(rows, room, step)`, and the position. Of several tokens, one behind the other, the last operand is the index of the last one:
+    /// zeros stand for those behind it.
     Appended {
         /// Rows of the token.
         rows: u64,
         /// Elements of the token in each row.
         step: u64,
     },
-    /// What is computed of operands that depend on the position, which is the last operand.
+    /// What is computed of operands that depend on the position, which is the last operand. If that is several positions, they are those
+    /// of as many tokens, which are the first dimension of the operands.
     AtPosition {
         /// How.
         compute: Box<Compute>,

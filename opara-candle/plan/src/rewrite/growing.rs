@@ -6,9 +6,9 @@ use super::compute::{ByPosition, Compute};
 use super::graph::{Input, Node, Operand, Output, Value};
 use super::growth::{Cache, Grown, Growth, Recorded, Source};
 use super::heads::Heads;
-use super::over_capacity::over_capacity;
+use super::over_capacity::{can_hide, over_capacity};
 use super::pairs::{Appended, Pairs};
-use super::scores::Scores;
+use super::scores::{Mask, Scores};
 use super::stretch::{stretch, Extent, Stretched};
 use crate::trace::{Element, Function};
 
@@ -96,10 +96,11 @@ impl<'a> Growing<'a> {
     fn over_places(&mut self, at: usize, node: &Node, other: &Node) -> Result<Node, String> {
         let pairs = node.operands.iter().zip(&other.operands);
         let mut operands = pairs.map(|(a, b)| self.operand(a, b)).collect::<Result<Vec<_>, _>>()?;
-        let is_attention = matches!(node.compute, Compute::Attention(_));
         let grows = operands.iter().any(|operand| operand.grows.is_some());
-        if is_attention && grows && operands.len() == 3 {
-            operands.push(self.unwritten(node, &operands)?);
+        if let Compute::Attention(scores) = &node.compute {
+            if grows && operands.len() >= 3 && !can_hide(scores, &operands[3..]) {
+                operands.push(self.unwritten(node, &operands)?);
+            }
         }
         let mut by_position: Vec<(usize, ByPosition)> =
             operands.iter().enumerate().filter_map(|(at, operand)| Some((at, operand.moves?))).collect();
@@ -127,7 +128,7 @@ impl<'a> Growing<'a> {
 
     /// A mask of attention to all places.
     fn unwritten(&mut self, node: &Node, operands: &[Stretched]) -> Result<Stretched, String> {
-        let [q, k, _] = operands else { return Err("the number of its operands".into()) };
+        let [q, k, ..] = operands else { return Err("the number of its operands".into()) };
         let (Some(places), Some(queries)) = (k.grows, q.operand.dims.iter().rev().nth(1)) else {
             return Err("its keys".into());
         };
@@ -333,10 +334,14 @@ impl<'a> Growing<'a> {
     ) -> Result<Node, String> {
         let [q, k, v, masks @ ..] = &node.operands[..] else { return Err("the number of its operands".into()) };
         let others = &other.operands;
+        // One number for all scores changes none of their weights.
+        let is_one = |mask: &Operand| mask.dims.iter().all(|dim| dim.stride == 0 || dim.len == 1);
         let is_same = node.compute == other.compute
             && others.len() == node.operands.len()
+            && others[3..].iter().all(is_one)
             && (others[1].value, others[2].value) == (k.value, v.value);
-        if !masks.is_empty() {
+        let are_added = scores.masks.iter().all(|mask| matches!(mask, Mask::Added(_)));
+        if !are_added || !masks.iter().all(is_one) || !scores.are_divisors.is_empty() {
             return Err("its mask: a step of one token has none".into());
         }
         let &Scores { scale, cap: None, .. } = scores else {

@@ -41,6 +41,10 @@ pub enum Source {
     State(usize),
     /// An upload, an input of the recorded graph, whose numbers depend on the position; of one that grows, as many as there is capacity.
     Counted(usize),
+    /// The index of the last token, of a step of several, as one u32.
+    Last,
+    /// The position of each token, of a step of several, as u32.
+    Places,
     /// For each place of the capacity, 0 if it is written, and minus infinity behind the new token, in this type.
     Unwritten(Element),
     /// A row of a table, that of the position.

@@ -21,9 +21,11 @@ mod pairs;
 mod region;
 pub mod rules;
 mod scores;
+mod several;
 mod stretch;
 #[cfg(test)]
 mod tests;
+mod tokens;
 
 pub use changes::Changes;
 pub use compute::{ByPosition, Compute, Convolution, ProductEnd, Step};

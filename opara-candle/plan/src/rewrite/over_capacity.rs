@@ -36,6 +36,11 @@ pub(super) fn over_capacity(node: &Node, other: &Node, operands: &[Stretched]) -
     }
 }
 
+/// Can places behind the new token be hidden by the only mask, which is added?
+pub(super) fn can_hide(scores: &Scores, masks: &[Stretched]) -> bool {
+    matches!((&scores.masks[..], masks), ([Mask::Added(factor)], [mask]) if *factor > 0. && mask.grows_last())
+}
+
 struct Pair<'a> {
     node: &'a Node,
     other: &'a Node,
@@ -73,6 +78,7 @@ impl Pair<'_> {
                 fixed(*columns)
             }
             (Function::Matmul, Function::Matmul) => self.matmul(),
+            (&Function::IndexSelect { left: 1, right, .. }, same) if a == same => self.chosen(right),
             _ => Err(self.unknown()),
         }
     }
@@ -173,6 +179,15 @@ impl Pair<'_> {
         }
     }
 
+    /// Rows of a table, of which each place names one.
+    fn chosen(&self, step: u64) -> Result<Over, String> {
+        let [table, ids] = self.operands else { return Err(self.unknown()) };
+        if table.grows.is_some() || ids.around() != Some([1, 1]) {
+            return Err(self.unknown());
+        }
+        self.over(self.node.compute.clone(), Extent { step, ..self.extent(1, false)? }, Vec::new())
+    }
+
     fn linear(&self) -> Result<Over, String> {
         let [x, weight, ..] = self.operands else { return Err(self.unknown()) };
         let (Some(0), [rows, _]) = (x.grows, &x.operand.dims[..]) else { return Err(self.unknown()) };
@@ -182,29 +197,22 @@ impl Pair<'_> {
         self.over(self.node.compute.clone(), extent, Vec::new())
     }
 
-    /// Attention to all places: what lies behind the new token is masked.
+    /// Attention to all places: what lies behind the new token is masked, by its own mask or by one more.
     fn attention(&self, mut scores: Scores) -> Result<Over, String> {
         let [q, k, v, masks @ ..] = self.operands else { return Err(self.unknown()) };
         let of_tokens = |of: &Stretched| of.grows == Some(of.operand.dims.len() - 2);
+        let fits = |mask: &Stretched| mask.repeats || mask.grows_last() && mask.tokens == k.tokens;
         let is_known = q.grows.is_none() && of_tokens(k) && of_tokens(v) && k.tokens == v.tokens;
+        if !is_known || self.node.len != self.other.len || !scores.are_divisors.is_empty() || !masks.iter().all(fits) {
+            return Err(self.unknown());
+        }
         let mut ends = self.zeros([1, 2]);
-        match masks {
-            [mask] if mask.grows_last() && mask.tokens == k.tokens && scores.are_divisors.is_empty() => {
-                match scores.masks[..] {
-                    [] => scores.masks.push(Mask::Added(1.)),
-                    [Mask::Added(factor)] if factor > 0. => ends.push(self.ends(3, f32::NEG_INFINITY)),
-                    _ => return Err(self.unknown()),
-                }
-            }
+        match masks.len() - scores.masks.iter().map(|mask| mask.operands()).sum::<usize>().min(masks.len()) {
+            0 if can_hide(&scores, masks) => ends.push(self.ends(3, f32::NEG_INFINITY)),
+            1 => scores.masks.push(Mask::Added(1.)),
             _ => return Err(self.unknown()),
         }
-        let compute = Compute::Attention(scores);
-        let over = Over { compute, len: self.node.len, ends, extent: None };
-        if is_known && self.node.len == self.other.len {
-            Ok(over)
-        } else {
-            Err(self.unknown())
-        }
+        Ok(Over { compute: Compute::Attention(scores), len: self.node.len, ends, extent: None })
     }
 
     /// Several beside each other: rows of whole tokens, or tokens of whole rows.

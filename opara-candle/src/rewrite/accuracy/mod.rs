@@ -119,14 +119,21 @@ pub(crate) fn near_in_kind(candle: &Tensor, other: &Tensor, apart: f64) -> Resul
 /// The inner one says why not: then launches are not where they belong.
 pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
     const ROOM: f64 = 16.;
-    let found = match on_device::distance(candle, other)? {
-        Some(found) => Ok(found),
-        None => on_host::distance(candle, other)?,
-    };
     let limit = (ROOM * apart.max(unit(candle.dtype()))).min(EXPLAINED);
     let is_near = |found: f64| match found <= limit {
         true => Ok(()),
         false => Err(format!("an output differs from candle's by {found:.2e}")),
     };
-    Ok(found.and_then(is_near))
+    Ok(distance(candle, other)?.and_then(is_near))
+}
+
+/// How far results are from candle's, relative to the root of the mean square.
+///
+/// # Errors
+/// The inner one says which element is of another kind.
+pub(crate) fn distance(candle: &Tensor, other: &Tensor) -> Result<std::result::Result<f64, String>> {
+    match on_device::distance(candle, other)? {
+        Some(found) => Ok(Ok(found)),
+        None => on_host::distance(candle, other),
+    }
 }
