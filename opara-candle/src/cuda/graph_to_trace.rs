@@ -90,7 +90,8 @@ pub(super) fn read(
             }
         }
     }
-    if graph.dropped() > 0 {
+    // A module that keeps a new tensor in the place of an older one is refused for that one.
+    if graph.dropped() > 0 && unfreed.is_empty() {
         // Another thread may have replaced a tensor that the module was using.
         let reason = format!("{} tensors from before the forward pass are dropped in it", graph.dropped());
         return Err(Error::NotCapturable { reason });
