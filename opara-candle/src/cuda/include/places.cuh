@@ -67,6 +67,11 @@ struct State {
     }
 };
 
+// The score of a product. A cap limits what its scale makes of it.
+__device__ inline float scored(float product, float scale, float cap, float added) {
+    return cap ? cap * tanhf(product * scale) + added : fmaf(product, scale, added);
+}
+
 // The query, and the place whose key and value the launch has of its own, if it is one that this block takes.
 struct Query {
     float q[EACH] = {}, key[EACH] = {}, value[EACH] = {};
@@ -74,10 +79,10 @@ struct Query {
 
 // What the query heads of `group` see, into y. `bias` gives what is added to the score of a place; it is asked for before the kernel
 // waits for its predecessors, as the places are. `begin` gives the query after that, and is told whether place `at` is this block's;
-// IS_NEW says that there is such a place.
+// IS_NEW says that there is such a place. `cap` limits scores, if it is not 0.
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
 __device__ inline void attend(const Share<LANES, HEADS> &my, const CachePositions<T> &of, unsigned at, unsigned group, unsigned dim,
-                              float scale, T *y, Bias bias, Begin begin) {
+                              float scale, float cap, T *y, Bias bias, Begin begin) {
     constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
     const unsigned block = BLOCKS == 1 ? 0 : blockIdx.z;
     const unsigned share = (of.end - of.oldest + BLOCKS - 1) / BLOCKS, start = of.oldest + block * share;
@@ -123,7 +128,7 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const CachePosition
             float dot = 0;
 #pragma unroll
             for (unsigned n = 0; n < EACH; n++) dot = fmaf(own.q[n], widen(now.key[a].at[n]), dot);
-            score[a] = fmaf(warp_reduce<Add>(dot, LANES), scale, now.added[a]);
+            score[a] = scored(warp_reduce<Add>(dot, LANES), scale, cap, now.added[a]);
             score[a] = p < stop && !(IS_NEW && p == at) ? score[a] : -INFINITY;
             most = fmaxf(most, score[a]);
         }
@@ -149,7 +154,7 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const CachePosition
 #pragma unroll
         for (unsigned n = 0; n < EACH; n++) dot = fmaf(own.q[n], own.key[n], dot);
         State last;
-        const float score = fmaf(warp_reduce<Add>(dot, LANES), scale, has_new && my.is_there ? bias(at) : 0.f);
+        const float score = scored(warp_reduce<Add>(dot, LANES), scale, cap, has_new && my.is_there ? bias(at) : 0.f);
         if (has_new && my.turn == 0 && my.sub == 0) {
             last.most = fmaxf(score, LOWEST), last.sum = exp2f((score - last.most) * LOG2E);
 #pragma unroll

@@ -279,8 +279,8 @@ mod tests {
         assert_eq!(access(name, &words, 18), (bytes(2 * 54), AccessMode::Write));
         assert_eq!(access(name, &words, 17), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 11), (rest(), AccessMode::Read));
-        let words: Vec<u64> = [54].into_iter().chain([1; 19]).collect();
-        assert_eq!(access("opara_attention_one_query_8x1_f16", &words, 19), (bytes(2 * 54), AccessMode::Write));
+        let words: Vec<u64> = [54].into_iter().chain([1; 20]).collect();
+        assert_eq!(access("opara_attention_one_query_8x1_f16", &words, 20), (bytes(2 * 54), AccessMode::Write));
         let words: Vec<u64> = [54].into_iter().chain([1; 15]).collect();
         let name = "opara_elementwise_new_tokens_8_f32";
         assert_eq!(access(name, &words, 15), (bytes(4 * 54), AccessMode::Write));

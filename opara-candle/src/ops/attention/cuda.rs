@@ -54,7 +54,7 @@ pub(super) fn attention_of_scores(
     let takes_many = scores.scale.is_normal()
         && scale > 0.
         && launch::attends(q.device().as_cuda_device()?, q.dtype(), [dim, of_values])?;
-    let takes_one = queries == 1 && dim == of_values && !in_f32 && cap.is_none() && does == Bias::Added;
+    let takes_one = queries == 1 && dim == of_values && !in_f32 && does == Bias::Added;
     if !takes_one && !takes_many {
         return Ok(None);
     }
@@ -68,7 +68,7 @@ pub(super) fn attention_of_scores(
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
     if takes_one {
         let of_bias = bias.as_ref().map(|(bias, [item, head, _])| (bias, [*item, *head]));
-        if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, scores.scale)? {
+        if let Some(y) = one_query((&q, of_q), (&k.0, k.1), (&v.0, v.1), of_bias, [scores.scale, scores.cap])? {
             return y.transpose(1, 2).map(Some);
         }
         if !takes_many {

@@ -40,7 +40,7 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
         }
         return own;
     };
-    attend<T, LANES, HEADS, BLOCKS, true>(my, places, at, group, dim, of.scale, y + ((size_t)item * of.heads + kv * group) * dim,
+    attend<T, LANES, HEADS, BLOCKS, true>(my, places, at, group, dim, of.scale, 0, y + ((size_t)item * of.heads + kv * group) * dim,
                                           bias, begin);
 }
 

@@ -11,7 +11,7 @@ kernels! {
     /// What each query sees of the keys and values.
     OneQuery<T> = "opara_attention_one_query_" for [f16 bf16 f32] {
         batch: grid [1], numel: u32, heads: u32, dim: u32, keys: u32, of_q: u32 [2], of_k: u32 [3], of_v: u32 [3],
-        of_bias: u32 [2], scale: f32,
+        of_bias: u32 [2], scale: f32, cap: f32,
         q: wide in T [strided([batch, heads], of_q, dim)],
         k: early wide in T [strided([batch, heads, keys], of_k, dim)],
         v: early wide in T [strided([batch, heads, keys], of_v, dim)],
@@ -25,6 +25,8 @@ kernels! {
 pub(super) struct Sizes {
     pub dtype: DType,
     pub scale: f32,
+    /// What scores are limited to; 0 for none.
+    pub cap: f32,
     pub q: HeadRows,
     pub k: HeadRows,
     pub v: HeadRows,
@@ -62,7 +64,7 @@ pub(super) fn one_query<T: DeviceRepr>(
     bias: Option<&CudaView<T>>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, scale, q: of_q, k: of_k, v: of_v, bias: of_bias } = *sizes;
+    let Sizes { dtype, scale, cap, q: of_q, k: of_k, v: of_v, bias: of_bias } = *sizes;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let ([batch, heads, _, dim], keys) = (of_q.dims(), of_k.dims()[2]);
     let code = match dtype {
@@ -79,6 +81,6 @@ pub(super) fn one_query<T: DeviceRepr>(
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    OneQuery { batch, numel, heads, dim, keys, of_q, of_k, of_v, of_bias, scale, q, k, v, bias, y }
+    OneQuery { batch, numel, heads, dim, keys, of_q, of_k, of_v, of_bias, scale, cap, q, k, v, bias, y }
         .launch(device, &variant, code, config)
 }

@@ -17,10 +17,10 @@ pub(super) fn one_query(
     (k, of_k): (&Tensor, HeadRows),
     (v, of_v): (&Tensor, HeadRows),
     bias: Option<(&Tensor, [usize; 2])>,
-    scale: f32,
+    [scale, cap]: [f32; 2],
 ) -> Result<Option<Tensor>> {
     let (batch, heads, _, dim) = q.dims4()?;
-    let sizes = Sizes { dtype: q.dtype(), scale, q: of_q, k: of_k, v: of_v, bias: bias.map_or([0; 2], |of| of.1) };
+    let sizes = Sizes { dtype: q.dtype(), scale, cap, q: of_q, k: of_k, v: of_v, bias: bias.map_or([0; 2], |of| of.1) };
     if !sizes.is_known() {
         return Ok(None);
     }

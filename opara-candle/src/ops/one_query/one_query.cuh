@@ -9,7 +9,7 @@ struct Strides {
 
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS>
 __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, Strides of_q, Strides of_k, Strides of_v,
-                                 Strides of_bias, float scale, const T *q, const T *k, const T *v, const T *added, T *y) {
+                                 Strides of_bias, float scale, float cap, const T *q, const T *k, const T *v, const T *added, T *y) {
     const unsigned head = blockIdx.x, item = blockIdx.y;
     const Share<LANES, HEADS> my(1, dim);
     auto of_head = [&](Strides of) { return (size_t)item * of.item + (size_t)head * of.head; };
@@ -21,7 +21,7 @@ __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, St
         if (my.is_there) load_wide(q + of_head(of_q) + my.first, own.q);
         return own;
     };
-    attend<T, LANES, HEADS, BLOCKS, false>(my, places, 0, 1, dim, scale, y + ((size_t)item * heads + head) * dim, bias, begin);
+    attend<T, LANES, HEADS, BLOCKS, false>(my, places, 0, 1, dim, scale, cap, y + ((size_t)item * heads + head) * dim, bias, begin);
 }
 
 #define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
@@ -29,10 +29,11 @@ __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, St
         opara_attention_one_query_##LANES##x##HEADS##_##NAME(unsigned numel, unsigned heads, unsigned dim,             \
             unsigned keys, unsigned q_item, unsigned q_head, unsigned k_item, unsigned k_head, unsigned k_place,       \
             unsigned v_item, unsigned v_head, unsigned v_place, unsigned bias_item, unsigned bias_head, float scale,   \
+            float cap,                                                                                                 \
             const T *q, const T *k, const T *v, const T *bias, T *y) {                                                 \
         one_query<T, LANES, HEADS, BLOCKS>(heads, dim, keys, {q_item, q_head, 0}, {k_item, k_head, k_place},           \
-                                           {v_item, v_head, v_place}, {bias_item, bias_head, 1}, scale, q, k, v, bias, \
-                                           y);                                                                         \
+                                           {v_item, v_head, v_place}, {bias_item, bias_head, 1}, scale, cap, q, k, v, \
+                                           bias, y);                                                                         \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     ATTENTION(T, NAME, 8, 1, 1, )                                                                                      \
