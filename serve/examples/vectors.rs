@@ -2,14 +2,15 @@
 //!
 //!     cargo run --release -p opara-serve --example vectors -- --folder DIR
 //!
-//! Each text is alone in its batch, in the buckets that the server has on a CPU.
+//! Each text is alone in its batch, in the buckets that the server has on that device.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
-use candle::{DType, Device};
+use candle::Device;
 use clap::Parser;
 use opara_serve::embed::{Size, TextModel};
+use opara_serve::server::Dtype;
 use serde_json::json;
 
 /// Embeds texts in this process.
@@ -23,6 +24,14 @@ struct Args {
     #[arg(long, value_enum, default_value = "base")]
     size: Size,
 
+    /// The number of a GPU; without one the CPU embeds.
+    #[arg(long)]
+    device: Option<usize>,
+
+    /// Type of weights and activations.
+    #[arg(long, value_enum, default_value = "f32")]
+    dtype: Dtype,
+
     /// Texts; some of several lengths by default.
     texts: Vec<String>,
 }
@@ -31,7 +40,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?;
     // The server's lengths: padding to another one changes the last bits.
-    let embedder = model.embedder(&Device::Cpu, DType::F32, &model.buckets(true, &[1], &[], None)?)?;
+    let device = args.device.map_or(Ok(Device::Cpu), opara_candle::cuda_device)?;
+    let embedder = model.embedder(&device, args.dtype.into(), &model.buckets(device.is_cpu(), &[1], &[], None)?)?;
     let mut texts = args.texts;
     if texts.is_empty() {
         let long = "On Sundays a fresh loaf comes out of her oven. ".repeat(4);

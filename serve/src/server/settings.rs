@@ -27,6 +27,16 @@ pub enum Dtype {
     Bf16,
 }
 
+impl From<Dtype> for DType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Bf16 => Self::BF16,
+        }
+    }
+}
+
 /// Serves models over the Open Inference Protocol (HTTP and gRPC), and OpenAI's embeddings and completions.
 ///
 /// All flags can be set in a file, too, by the same names with `_` for `-`; models there are a list of "NAME=PATH".
@@ -307,11 +317,7 @@ impl Settings {
     }
 
     pub(super) fn dtype(&self) -> DType {
-        match self.dtype.unwrap_or_default() {
-            Dtype::F32 => DType::F32,
-            Dtype::F16 => DType::F16,
-            Dtype::Bf16 => DType::BF16,
-        }
+        self.dtype.unwrap_or_default().into()
     }
 
     pub(super) fn queue_rows(&self) -> usize {

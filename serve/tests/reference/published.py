@@ -1,7 +1,8 @@
 """Compares opara-serve's vectors with sentence-transformers' on models of published sizes with random weights.
 
-Usage: python3 published.py VECTORS [NAME..]
-       (VECTORS: the program `cargo build --release -p opara-serve --example vectors` makes; sentence-transformers 6.2; some GB of disk)
+Usage: python3 published.py VECTORS [NAME..] [--device 0 --dtype f16]
+       (VECTORS: the program `cargo build --release -p opara-serve --example vectors` makes, with `--features cudnn` for a GPU;
+       sentence-transformers 6; some GB of disk)
 
 Prints for each model the least cosine of its texts and the largest difference of an element by the largest element.
 """
@@ -55,7 +56,9 @@ def texts():
     return [" ".join(f"w{id}" for id in rng.integers(10, 20000, length)) for length in (1, 7, 40, 150, 400)]
 
 
-def main(vectors, names):
+def main(vectors, arguments):
+    at = next((at for at, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    names, options = arguments[:at], arguments[at:]
     for name in names or CASES:
         config, pooling = CASES[name]
         torch.manual_seed(1)
@@ -74,7 +77,7 @@ def main(vectors, names):
             whole = SentenceTransformer(modules=[transformer, pool], device="cpu")
             whole.save(str(folder / "whole"))
             expected = whole.encode(texts(), batch_size=8)
-            told = subprocess.run([vectors, "--folder", folder / "whole", *texts()], check=True, capture_output=True)
+            told = subprocess.run([vectors, "--folder", folder / "whole", *options, *texts()], check=True, capture_output=True)
             got = np.array(json.loads(told.stdout)["vectors"], dtype=np.float64)
         expected = expected.astype(np.float64)
         cosines = (got * expected).sum(1) / np.linalg.norm(got, axis=1) / np.linalg.norm(expected, axis=1)
