@@ -15,6 +15,7 @@ pages! {
     NotSend "docs/howto/not-send.md"
     Shapes "docs/howto/shapes.md"
     Weights "docs/howto/weights.md"
+    Training "docs/howto/training.md"
     Generation "docs/howto/generation.md"
     Serving "docs/howto/serving.md"
     State "docs/howto/state.md"

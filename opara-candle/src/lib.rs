@@ -41,6 +41,7 @@ mod inspect;
 mod measure;
 pub mod nn;
 pub mod ops;
+pub mod optim;
 mod options;
 mod output_lock;
 mod panics;
@@ -75,6 +76,7 @@ pub mod timing;
 #[allow(dead_code, reason = "the rest is public with the feature `testing`")]
 mod timing;
 mod trace;
+mod train;
 mod verify;
 
 /// The version of candle that this crate works with.
@@ -86,7 +88,7 @@ pub use builder::Builder;
 pub use cuda::cuda_device;
 pub use decoder::DecoderExecutor;
 pub use device_memory::free_memory;
-pub use error::{DecoderError, Error, Mismatch, Result, StateError};
+pub use error::{DecoderError, Error, Mismatch, Result, StateError, TrainError};
 pub use executor::OparaExecutor;
 /// Traces, graphs, schedulers and the search, as plain data and algorithms. Less stable than the rest.
 pub use opara_plan as plan;
@@ -100,3 +102,4 @@ pub use step_stream::StepStream;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;
+pub use train::Trainer;

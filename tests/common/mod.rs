@@ -6,6 +6,7 @@ pub mod decoder;
 #[path = "../../opara-candle/src/test_device.rs"]
 mod device;
 mod modules;
+pub mod training;
 pub mod writing;
 
 use std::time::Duration;

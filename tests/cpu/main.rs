@@ -8,6 +8,7 @@ mod executor;
 mod faults;
 mod gradients;
 mod kv_cache;
+mod optim;
 mod reads;
 mod runtime;
 mod schedulers;

@@ -11,6 +11,7 @@ mod executor;
 mod fuse;
 mod graphs;
 mod ops;
+mod optim;
 mod quantized;
 mod random;
 mod refused;

@@ -4,6 +4,7 @@ mod convert;
 mod decoder;
 mod mismatch;
 mod state;
+mod train;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ pub use decoder::DecoderError;
 pub use mismatch::Mismatch;
 pub(crate) use mismatch::STRESSED;
 pub use state::StateError;
+pub use train::TrainError;
 
 use crate::fault::Fault;
 
@@ -104,6 +106,10 @@ pub enum Error {
     /// A decoder's text cannot go on so.
     #[error(transparent)]
     Decoder(#[from] DecoderError),
+
+    /// A step of training cannot be built.
+    #[error(transparent)]
+    Training(#[from] TrainError),
 
     /// The first output of a stream's step is not a tensor of token ids.
     #[error("a stream needs steps whose first output holds token ids in u32, and got {}", got.map_or("none".into(), |dtype| format!("{dtype:?}")))]

@@ -77,6 +77,7 @@ mod new_tokens;
 mod norm;
 #[cfg(feature = "cuda")]
 mod one_query;
+pub(crate) mod optimizer;
 mod pad;
 mod pool;
 mod quantized;
@@ -163,6 +164,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     new_tokens::launch::DECLARED,
     norm::launch::DECLARED,
     one_query::launch::DECLARED,
+    optimizer::launch::DECLARED,
     pool::launch::DECLARED,
     quantized::launch::DECLARED,
     quantized::of_blocks::DECLARED,

@@ -10,7 +10,7 @@ use opara_plan::kernel_catalog::{
 
 use crate::cuda::driver::kernels::declared::{Declared, Kind, Parameter, Pointer, Role, Shape};
 
-/// Of a declared kernel. The last pointer that it writes through is its output, beside a cache.
+/// Of a declared kernel. It writes through one pointer, its output, and may update a cache beside it.
 pub(super) fn of_declared(declared: &Declared) -> Effects {
     let shapes = declared.shapes();
     let pointers = shapes.iter().enumerate().filter_map(|(at, shape)| match shape {
@@ -19,8 +19,10 @@ pub(super) fn of_declared(declared: &Declared) -> Effects {
     });
     let pointers: Vec<_> = pointers.collect();
     let is_output = |role| matches!(role, Role::Overwritten | Role::Kept | Role::Added);
-    let output = pointers.iter().rfind(|(_, _, pointer)| is_output(pointer.role));
-    let (output, _, written) = *output.unwrap_or_else(|| panic!("`{}` writes nothing", declared.prefix));
+    let outputs: Vec<_> = pointers.iter().filter(|(_, _, pointer)| is_output(pointer.role)).collect();
+    let [&(output, _, written)] = outputs[..] else {
+        panic!("`{}` writes through {} pointers, beside caches", declared.prefix, outputs.len())
+    };
     let extent = factors(declared, written.length).map_or(Extent::Rest, |factors| Elements(factors.leak()));
     let before = match written.role {
         Role::Kept => Before::PartlyKept,

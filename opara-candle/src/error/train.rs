@@ -1,0 +1,28 @@
+//! Errors of training.
+
+use candle::{DType, Shape};
+
+use crate::optim::UnreachedError;
+
+/// Why a step of training was not built.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// The function's first output is not a number.
+    #[error("a step's first output is its loss, one float, not {}", got.as_ref().map_or("nothing".into(), |(shape, dtype)| format!("{shape:?} of {dtype:?}")))]
+    Loss {
+        /// Its shape and dtype, if there is any output.
+        got: Option<(Shape, DType)>,
+    },
+
+    /// Variables that would stay as they are.
+    #[error(transparent)]
+    Unreached(UnreachedError),
+
+    /// A captured step gave other bits than an eager one.
+    #[error("a captured step and an eager one give other bits of {name}: the step draws random numbers or keeps state on the host, or report a fault")]
+    Differs {
+        /// The variable, the moments, or the output.
+        name: String,
+    },
+}

@@ -1,0 +1,68 @@
+//! What optimizers do with an element.
+
+/// Numbers in the control block: an f64 tensor on the device that all launches of an optimizer read, so that a captured step needs no
+/// new arguments.
+pub(crate) const CONTROL: usize = 16;
+
+/// Places in the control block. `optimizer.cu` has the same.
+pub(crate) mod place {
+    /// Steps that were taken.
+    pub const STEPS: usize = 0;
+    /// The learning rate that is set.
+    pub const BASE: usize = 1;
+    /// The learning rate of this step.
+    pub const RATE: usize = 2;
+    /// 1 / (1 - beta1 ^ steps).
+    pub const FIRST: usize = 3;
+    /// 1 / (1 - beta2 ^ steps).
+    pub const SECOND: usize = 4;
+    /// What gradients are multiplied with.
+    pub const FACTOR: usize = 5;
+    /// The norm of all gradients, if it is computed.
+    pub const NORM: usize = 6;
+    /// The largest norm that stays as it is; 0 for none.
+    pub const MAX_NORM: usize = 7;
+    pub const BETA1: usize = 8;
+    pub const BETA2: usize = 9;
+    /// The schedule: its kind, its steps of warming up, all its steps, and the part of the rate that remains at its end.
+    pub const SCHEDULE: usize = 10;
+    pub const WARM_UP: usize = 11;
+    pub const TOTAL: usize = 12;
+    pub const REMAINS: usize = 13;
+    /// Is a step left out, since its gradients are not finite? 1 or 0.
+    pub const IS_SKIPPED: usize = 14;
+    /// Steps that were left out.
+    pub const SKIPPED: usize = 15;
+}
+
+/// How an optimizer changes a value by its gradient.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// Without momentum, as candle's.
+    Descent,
+    /// PyTorch's SGD: the moment is `momentum * moment + gradient`.
+    Momentum { momentum: f64, is_nesterov: bool },
+    /// Adam (Kingma and Ba, 2015); AdamW (Loshchilov and Hutter, 2019) if the decay is decoupled from the gradient.
+    Adam { beta1: f64, beta2: f64, eps: f64, is_decoupled: bool },
+    /// Lion (Chen et al., 2023).
+    Lion { beta1: f64, beta2: f64 },
+}
+
+impl Rule {
+    /// Numbers that are kept for each element.
+    pub fn moments(self) -> usize {
+        match self {
+            Self::Descent => 0,
+            Self::Momentum { .. } | Self::Lion { .. } => 1,
+            Self::Adam { .. } => 2,
+        }
+    }
+
+    /// The bases of the bias corrections.
+    pub fn betas(self) -> [f64; 2] {
+        match self {
+            Self::Adam { beta1, beta2, .. } => [beta1, beta2],
+            _ => [0.; 2],
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! An optimizer's checkpoint: one file of safetensors with variables, moments and numbers.
+//!
+//! Variables have their own names, so that `VarMap::load` reads the file, too. The moments of `x` are `opara.moments.x`, one row for each
+//! kind, and the numbers of the step are `opara.control`. The file's metadata names format and optimizer.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use candle::{DType, Device, Tensor};
+use safetensors::SafeTensors;
+use thiserror::Error;
+
+/// The format of this library's files.
+const FORMAT: &str = "opara-training-1";
+/// Keys of the metadata.
+const FORMAT_KEY: &str = "opara.format";
+const OPTIMIZER_KEY: &str = "opara.optimizer";
+/// Names of tensors.
+pub(super) const CONTROL: &str = "opara.control";
+pub(super) const MOMENTS: &str = "opara.moments.";
+
+/// Why a checkpoint was not written, or not read. Variables and optimizer are as they were.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file cannot be read or written.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The file is damaged: it is cut short, or no safetensors.
+    #[error("{}: {source}; take an earlier checkpoint", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The reader's error.
+        source: safetensors::SafeTensorError,
+    },
+    /// The file was not written by `save`.
+    #[error("{}: it is no checkpoint of an optimizer; read weights alone by `VarMap::load`", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The file is of another optimizer, or of other settings than the learning rate's.
+    #[error("{}: it is of {found}, but the optimizer is {expected}", path.display())]
+    Optimizer {
+        /// The file.
+        path: PathBuf,
+        /// The optimizer of the file.
+        found: String,
+        /// This one.
+        expected: String,
+    },
+    /// A tensor is missing, too many, or of another shape or dtype: the file is of another model.
+    #[error("{}: `{name}` {reason}: the checkpoint is of another model", path.display())]
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        name: String,
+        /// The difference.
+        reason: String,
+    },
+    /// candle's error.
+    #[error(transparent)]
+    Candle(#[from] candle::Error),
+}
+
+/// Writes a file beside `path`, then gives it that name: a process that is stopped leaves the earlier file as it was.
+pub(super) fn write(path: &Path, optimizer: &str, tensors: &[(String, Tensor)]) -> Result<(), CheckpointError> {
+    let failed = |source| CheckpointError::File { path: path.into(), source };
+    let metadata = [(FORMAT_KEY, FORMAT), (OPTIMIZER_KEY, optimizer)];
+    let metadata: HashMap<_, _> =
+        metadata.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    let bytes = safetensors::serialize(tensors.iter().map(|(name, tensor)| (name, tensor)), Some(metadata))
+        .map_err(|source| CheckpointError::Damaged { path: path.into(), source })?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
+    file.persist(path).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// The tensors of a file on a CPU, by these names, if it is of this optimizer and has just those, of the same shapes and dtypes.
+pub(super) fn read(
+    path: &Path,
+    optimizer: &str,
+    like: &[(String, Tensor)],
+) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+    let bytes = std::fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
+    let damaged = |source| CheckpointError::Damaged { path: path.into(), source };
+    let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(damaged)?;
+    let field = |key: &str| header.metadata().as_ref()?.get(key).cloned();
+    let found = match field(FORMAT_KEY) {
+        Some(format) if format == FORMAT => field(OPTIMIZER_KEY).unwrap_or_default(),
+        _ => return Err(CheckpointError::Format { path: path.into() }),
+    };
+    if found != optimizer {
+        return Err(CheckpointError::Optimizer { path: path.into(), found, expected: optimizer.into() });
+    }
+    let other = |name: &str, reason: String| CheckpointError::Tensor { path: path.into(), name: name.into(), reason };
+    if let Some(name) = file.names().into_iter().find(|name| !like.iter().any(|(known, _)| known == name)) {
+        return Err(other(name, "is not one of the optimizer's".into()));
+    }
+    let tensor = |(name, like): &(String, Tensor)| {
+        let view = file.tensor(name).map_err(|_| other(name, "is missing".into()))?;
+        let (shape, dtype) = (like.shape(), like.dtype());
+        if view.shape() != shape.dims() || DType::try_from(view.dtype()).ok() != Some(dtype) {
+            return Err(other(
+                name,
+                format!("is {:?} of {:?}, not {shape:?} of {dtype:?}", view.shape(), view.dtype()),
+            ));
+        }
+        Ok((name.clone(), Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)?))
+    };
+    like.iter().map(tensor).collect()
+}

@@ -1,0 +1,178 @@
+//! Optimizers on the CPU.
+
+use candle::{DType, Device, Result, Tensor, Var};
+use candle_nn::{Optimizer, ParamsAdamW};
+use opara_candle::optim::{AdamW, CheckpointError, ParamsSGD, Schedule, SGD};
+
+use crate::common::training::{assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net, FLOATS};
+
+#[test]
+fn optimizers_are_candles() -> Result<()> {
+    assert_optimizers_are_candles(&Device::Cpu)
+}
+
+#[test]
+fn optimizers_follow_their_formulas() -> Result<()> {
+    assert_optimizers_follow_their_formulas(&Device::Cpu)
+}
+
+fn variable(values: &[f64]) -> Result<Var> {
+    Var::from_tensor(&Tensor::new(values, &Device::Cpu)?)
+}
+
+/// A step against these slopes.
+fn step(optimizer: &mut SGD, variable: &Var, slopes: &[f64]) -> Result<Vec<f64>> {
+    let slopes = Tensor::new(slopes, &Device::Cpu)?;
+    optimizer.backward_step(&(variable.as_tensor() * slopes)?.sum_all()?)?;
+    variable.to_vec1()
+}
+
+#[test]
+fn large_gradients_are_scaled_down_and_infinite_ones_left_out() -> Result<()> {
+    let x = variable(&[0., 0.])?;
+    let mut sgd = SGD::new(vec![x.clone()], 1.0.into())?.clip_norm(2.5)?;
+    assert_eq!(step(&mut sgd, &x, &[0.6, 0.8])?, [-0.6, -0.8], "of norm 1");
+    assert_eq!(step(&mut sgd, &x, &[3., 4.])?, [-0.6 - 1.5, -0.8 - 2.], "of norm 5");
+    assert_eq!(sgd.norm()?, Some(5.));
+    for slope in [f64::INFINITY, f64::NAN] {
+        assert_eq!(step(&mut sgd, &x, &[slope, 1.])?, [-2.1, -2.8]);
+    }
+    assert_eq!((sgd.steps()?, sgd.skipped()?), (2, 2));
+    Ok(())
+}
+
+#[test]
+fn rates_follow_their_schedules() -> Result<()> {
+    let cases: [(Schedule, &[f64]); 4] = [
+        (Schedule::Constant { warm_up: 2 }, &[0.5, 1., 1., 1.]),
+        (Schedule::Linear { warm_up: 1, steps: 5, remains: 0.2 }, &[1., 1., 0.8, 0.6, 0.4, 0.2, 0.2]),
+        (
+            Schedule::Cosine { warm_up: 0, steps: 4, remains: 0. },
+            &[1., 0.8535533905932737, 0.5, 0.14644660940672627, 0., 0.],
+        ),
+        (Schedule::InverseSquareRoot { warm_up: 4 }, &[0.25, 0.5, 0.75, 1., 0.8944271909999159]),
+    ];
+    for (schedule, rates) in cases {
+        let x = variable(&[0.])?;
+        let mut sgd = SGD::new(vec![x.clone()], 1.0.into())?.schedule(schedule)?;
+        for (at, rate) in rates.iter().enumerate() {
+            let before = x.to_vec1::<f64>()?[0];
+            let moved = before - step(&mut sgd, &x, &[1.])?[0];
+            assert!((moved - rate).abs() < 1e-12, "{schedule:?}, step {at}: {moved}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn decay_and_rates_go_by_names() -> Result<()> {
+    let named = |name: &str| Ok((name.to_string(), variable(&[1.])?));
+    let all: Vec<(String, Var)> = ["a.weight", "a.bias", "b.weight"].into_iter().map(named).collect::<Result<_>>()?;
+    let sgd = SGD::of_named(all.clone(), ParamsSGD { weight_decay: 0.5, ..ParamsSGD::from(1.) })?
+        .no_decay(|name| name.ends_with("bias"))?
+        .scale_rates(|name| if name.starts_with("b.") { 0.1 } else { 1. })?;
+    let sum = all.iter().try_fold(Tensor::new(0f64, &Device::Cpu)?, |sum, (_, x)| sum + x.as_tensor().sum_all()?)?;
+    sgd.update(&sum.backward()?)?;
+    let values: Vec<_> = all.iter().map(|(_, x)| x.to_vec1::<f64>().map(|x| x[0])).collect::<Result<_>>()?;
+    assert_eq!(values, [-0.5, 0., 1. - 0.15000000000000002]);
+    Ok(())
+}
+
+#[test]
+fn variables_without_a_gradient_stay() -> Result<()> {
+    let (x, other) = (variable(&[1.])?, variable(&[2.])?);
+    let integers = Var::from_tensor(&Tensor::new(&[1u32], &Device::Cpu)?)?;
+    let mut sgd = SGD::new_lr(vec![other.clone(), x.clone(), integers], 1.)?.clip_norm(10.)?;
+    assert_eq!(step(&mut sgd, &x, &[0.5])?, [0.5]);
+    assert_eq!(other.to_vec1::<f64>()?, [2.]);
+    assert_eq!(sgd.variables().count(), 2);
+    Ok(())
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() -> Result<()> {
+    let x = variable(&[1., 2.])?;
+    let shared = AdamW::new(vec![x.clone()], ParamsAdamW::default())?;
+    let clone = shared.clone();
+    assert!(shared.clip_norm(1.).err().unwrap().to_string().contains("before it is cloned"));
+    assert!(clone.clip_norm(1.).is_ok());
+    Ok(())
+}
+
+fn trained(net: &Net, optimizer: &mut AdamW, steps: std::ops::Range<usize>) -> Result<()> {
+    for step in steps {
+        let [x, y] = net.batch(step)?;
+        optimizer.backward_step(&net.loss(&x, &y)?)?;
+    }
+    Ok(())
+}
+
+fn adam(net: &Net) -> Result<AdamW> {
+    let named = net.weights.iter().enumerate().map(|(at, weight)| (format!("w.{at}"), weight.clone()));
+    AdamW::of_named(named.collect(), ParamsAdamW { lr: 0.02, ..Default::default() })?
+        .clip_norm(0.5)?
+        .schedule(Schedule::Linear { warm_up: 3, steps: 20, remains: 0. })
+}
+
+/// Ten steps are six, a checkpoint, and four of another optimizer of other weights, bit for bit.
+#[test]
+fn training_goes_on_from_a_checkpoint() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("six.safetensors");
+    for dtype in FLOATS {
+        let (whole, first, second) = (net(dtype)?, net(dtype)?, net(dtype)?);
+        trained(&whole, &mut adam(&whole)?, 0..10)?;
+        let mut six = adam(&first)?;
+        trained(&first, &mut six, 0..6)?;
+        six.save(&path)?;
+        let mut four = adam(&second)?;
+        trained(&second, &mut four, 50..53)?;
+        four.load(&path)?;
+        second.assert_same(&first, "after loading")?;
+        trained(&second, &mut four, 6..10)?;
+        second.assert_same(&whole, format_args!("{dtype:?}, after ten steps"))?;
+        assert_eq!(four.steps()? + four.skipped()?, 10, "{dtype:?}");
+    }
+    assert_eq!(folder.path().read_dir()?.count(), 1, "nothing else is left");
+    Ok(())
+}
+
+fn net(dtype: DType) -> Result<Net> {
+    Net::new(dtype, &Device::Cpu)
+}
+
+/// A file that does not fit is a typed error, and changes nothing.
+#[test]
+fn checkpoints_that_do_not_fit_change_nothing() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    let (net, other) = (net(DType::F32)?, Net::new(DType::F64, &Device::Cpu)?);
+    let mut optimizer = adam(&net)?;
+    trained(&net, &mut optimizer, 0..3)?;
+    optimizer.save(at("whole"))?;
+    let bytes = std::fs::read(at("whole"))?;
+    std::fs::write(at("cut"), &bytes[..bytes.len() - 5])?;
+    std::fs::write(at("empty"), [])?;
+    std::fs::write(at("noise"), [7; 400])?;
+    adam(&other)?.save(at("other"))?;
+    SGD::new_lr(net.weights.clone(), 0.1)?.save(at("sgd"))?;
+    candle::safetensors::save(
+        &std::collections::HashMap::from([("w.0", net.weights[0].as_tensor().clone())]),
+        at("weights"),
+    )?;
+    let before = net.weights.iter().map(|weight| weight.copy()).collect::<Result<Vec<_>>>()?;
+    let error = |name: &str| optimizer.load(at(name)).expect_err(name);
+    assert!(matches!(error("missing"), CheckpointError::File { .. }));
+    for name in ["cut", "empty", "noise"] {
+        assert!(matches!(error(name), CheckpointError::Damaged { .. }), "{name}: {}", error(name));
+    }
+    assert!(matches!(error("other"), CheckpointError::Tensor { name, .. } if name == "w.0"));
+    assert!(matches!(error("sgd"), CheckpointError::Optimizer { .. }));
+    assert!(matches!(error("weights"), CheckpointError::Format { .. }));
+    for (weight, before) in net.weights.iter().zip(&before) {
+        assert!(crate::common::same_bits(weight, before)?);
+    }
+    assert_eq!(optimizer.steps()?, 3);
+    assert!(matches!(optimizer.save(at("no folder").join("file")), Err(CheckpointError::File { .. })));
+    Ok(())
+}

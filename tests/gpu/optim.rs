@@ -1,0 +1,118 @@
+//! Optimizers on a GPU, by themselves and in captured steps.
+
+use anyhow::Context;
+use candle::{DType, Tensor, Var};
+use candle_nn::{Optimizer, ParamsAdamW};
+use opara_candle::optim::{AdamW, Schedule};
+use opara_candle::{Error, Mode, OparaExecutor, TrainError, Trainer};
+
+use crate::common::training::{assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net};
+use crate::common::{gpu, same_bits};
+
+#[test]
+fn optimizers_are_candles() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_optimizers_are_candles(&device)?)
+}
+
+#[test]
+fn optimizers_follow_their_formulas() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_optimizers_follow_their_formulas(&device)?)
+}
+
+/// Forward, backward, clipping, schedule and AdamW in one graph: losses and weights are those of eager steps, bit for bit, also after the
+/// learning rate was set, and from a checkpoint on.
+#[test]
+fn captured_steps_train_as_eager_ones_do() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let folder = tempfile::tempdir()?;
+    let optimizer = |net: &Net| {
+        AdamW::new(net.weights.clone(), ParamsAdamW { lr: 0.02, ..Default::default() })?
+            .clip_norm(0.5)?
+            .schedule(Schedule::Cosine { warm_up: 5, steps: 60, remains: 0.1 })
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let (eager, captured) = (Net::new(dtype, &device)?, Net::new(dtype, &device)?);
+        let mut own = optimizer(&eager)?;
+        let net = captured.clone();
+        let loss = move |x: &[Tensor]| Ok(vec![net.loss(&x[0], &x[1])?]);
+        let mut trainer = OparaExecutor::builder().build_train(loss, &optimizer(&captured)?, &captured.batch(0)?)?;
+        let report = trainer.report().context("a captured step has a report")?;
+        assert_ne!(report.mode(), Mode::Eager, "{report}");
+        captured.assert_same(&eager, "weights after building")?;
+        assert_eq!(trainer.optimizer().steps()?, 0);
+        let mut both = |from: usize, to: usize, trainer: &mut Trainer<_>| -> anyhow::Result<()> {
+            for at in from..to {
+                if at == 20 {
+                    own.set_learning_rate(0.005);
+                    trainer.optimizer().set_learning_rate(0.005);
+                }
+                let batch = eager.batch(at)?;
+                let expected = eager.loss(&batch[0], &batch[1])?;
+                own.backward_step(&expected)?;
+                let loss = trainer.step(&batch)?;
+                assert!(same_bits(&loss, &expected.detach())?, "{dtype:?}, loss of step {at}: {loss} for {expected}");
+                captured.assert_same(&eager, format_args!("{dtype:?}, step {at}"))?;
+            }
+            assert_eq!(trainer.optimizer().latest_rate()?, own.latest_rate()?);
+            Ok(())
+        };
+        both(0, 40, &mut trainer)?;
+        let path = folder.path().join("forty");
+        trainer.save(&path)?;
+        let after = copy_of(&captured)?;
+        for at in 0..5 {
+            trainer.step(&captured.batch(at)?)?;
+        }
+        trainer.load(&path)?;
+        captured.assert_same(&after, "weights of the checkpoint")?;
+        assert_eq!(trainer.optimizer().steps()?, 40);
+        both(40, 60, &mut trainer)?;
+    }
+    Ok(())
+}
+
+/// A net with copies of these weights.
+fn copy_of(net: &Net) -> anyhow::Result<Net> {
+    let copy = |weight: &Var| Var::from_tensor(&weight.copy()?);
+    Ok(Net { weights: net.weights.iter().map(copy).collect::<candle::Result<_>>()? })
+}
+
+/// What cannot be trained so is a typed error, and the weights stay.
+#[test]
+fn steps_that_cannot_be_captured_run_eagerly_or_are_refused() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (net, like) = (Net::new(DType::F32, &device)?, Net::new(DType::F32, &device)?);
+    let optimizer = || AdamW::new(net.weights.clone(), ParamsAdamW::default());
+    let batch = net.batch(0)?;
+    let build = |loss: fn(&Net, &[Tensor]) -> candle::Result<Vec<Tensor>>| -> anyhow::Result<_> {
+        let own = net.clone();
+        Ok(OparaExecutor::builder().build_train(move |x: &[Tensor]| loss(&own, x), &optimizer()?, &batch))
+    };
+    let refused = |loss| -> anyhow::Result<TrainError> {
+        match build(loss)? {
+            Err(Error::Training(error)) => Ok(error),
+            Err(error) => Err(error.into()),
+            Ok(_) => anyhow::bail!("it was built"),
+        }
+    };
+    assert!(matches!(refused(|_, _| Ok(vec![]))?, TrainError::Loss { got: None }));
+    assert!(matches!(refused(|_, x| Ok(vec![x[0].clone()]))?, TrainError::Loss { got: Some(_) }));
+    let silent = |net: &Net, x: &[Tensor]| {
+        Ok(vec![candle_nn::ops::softmax_last_dim(&x[0].matmul(&net.weights[0].t()?)?)?.sum_all()?])
+    };
+    assert!(matches!(refused(silent)?, TrainError::Unreached(error) if error.names == ["0", "1", "2", "3"]));
+    // It reads the loss back.
+    let mut eager = build(|net, x| {
+        let loss = net.loss(&x[0], &x[1])?;
+        loss.to_scalar::<f32>()?;
+        Ok(vec![loss])
+    })??;
+    net.assert_same(&like, "weights after building")?;
+    assert_eq!(eager.report().context("a report")?.mode(), Mode::Eager);
+    eager.step(&batch)?;
+    AdamW::new(like.weights.clone(), ParamsAdamW::default())?.backward_step(&like.loss(&batch[0], &batch[1])?)?;
+    net.assert_same(&like, "weights after a step")?;
+    Ok(())
+}
