@@ -91,7 +91,8 @@ impl OparaExecutor {
     ///
     /// An op's time is its median over replays of the sequential schedule, where its counters, workspaces and operands are valid.
     /// Ops that are folded into constants do not run in replays, and have no time. Replays of the schedulers are interleaved. CUPTI
-    /// measures the ops: it must be installed, and no profiler may be attached.
+    /// measures the ops: it must be installed, and no profiler may be attached. It stays in the process, whose later replays take about
+    /// 0.3 us longer for each op.
     ///
     /// # Errors
     /// [`Error::NotMeasurable`] in eager mode and on the CPU, [`Error::Driver`] if CUPTI cannot be used, and errors of

@@ -90,7 +90,8 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// The module's own errors, [`Error::Panicked`] if it panics, [`Error::Decoder`] for an example that does not fit, and
+    /// The module's own errors, [`Error::Panicked`](crate::Error::Panicked) if it panics,
+    /// [`Error::Decoder`](crate::Error::Decoder) for an example that does not fit, and
     /// errors of [`build_step`](Self::build_step). With [`OnUncapturable::Error`], what would run eagerly.
     pub fn build_decoder<M, F>(
         self,
@@ -132,7 +133,7 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// Errors of `make`, [`Error::Panicked`] if it panics, and errors of [`build_decoder`](Self::build_decoder).
+    /// Errors of `make`, [`Error::Panicked`](crate::Error::Panicked) if it panics, and errors of [`build_decoder`](Self::build_decoder).
     pub fn build_decoder_from<M, F>(
         self,
         make: impl Fn() -> candle::Result<M> + Send + Sync + 'static,
@@ -184,7 +185,8 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     /// behind a prompt than behind a step: they make the first step themselves, and replays take over at the second one.
     ///
     /// # Errors
-    /// [`Error::Decoder`] for tokens that the text cannot go on with, which then stays as it is; the module's own errors, and
+    /// [`Error::Decoder`](crate::Error::Decoder) for tokens that the text cannot go on with, which then stays as it is; the module's
+    /// own errors, and
     /// those of [`StepExecutor::step`](crate::StepExecutor::step). After one of these the text is to be begun anew.
     pub fn forward(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
         let count = tokens_of(tokens)?;
