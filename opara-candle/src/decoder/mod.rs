@@ -225,7 +225,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         self.is_broken = true;
         let logits = match (&mut self.step, &mut self.text) {
             (Some(step), _) if self.is_replayed && count == 1 => step.step(tokens)?,
-            (Some(step), _) if self.is_replayed => match step.read(tokens)? {
+            (Some(step), _) if self.is_replayed => match step.read(tokens, position)? {
                 Some(logits) => logits,
                 None => {
                     self.is_broken = false;

@@ -250,7 +250,7 @@ impl Step {
     /// Fails if a prompt that is read in pieces has other logits than the module's.
     fn check_prompt(&mut self, prompt: &Tensor, expected: &Tensor, room: f64) -> Result<()> {
         self.begin()?;
-        let given = self.read(prompt)?.ok_or_else(|| refused("there are no logits"))?;
+        let given = self.read(prompt, 0)?.ok_or_else(|| refused("there are no logits"))?;
         let apart = distance(&expected.flatten_all()?, &given.flatten_all()?)?.map_err(|why| refused(&why))?;
         if apart <= room {
             return Ok(());
@@ -332,11 +332,12 @@ impl Step {
         Ok(write(&self.text[0], &Tensor::new(&[length as u32], token.device())?)?)
     }
 
-    /// Adds tokens to the text, in pieces or one after the other; `None` if it is not known how their logits lie.
-    pub fn read(&mut self, tokens: &Tensor) -> Result<Option<Tensor>> {
+    /// Adds tokens to the text, which has `at`, in pieces or one after the other; `None` if it is not known how their logits lie.
+    pub fn read(&mut self, tokens: &Tensor, at: usize) -> Result<Option<Tensor>> {
         let (Some(each), count) = (self.each, tokens.dim(1)?) else { return Ok(None) };
         let one_by_one = || vec![Piece { size: 1, tokens: 1 }; count];
-        let pieces = self.several.as_ref().map_or_else(|_| one_by_one(), |_| pieces(count, self.capacity));
+        let pieces =
+            self.several.as_ref().map_or_else(|_| one_by_one(), |_| pieces(count, self.capacity.saturating_sub(at)));
         let (mut logits, mut first) = (Vec::with_capacity(pieces.len()), 0);
         for piece in pieces {
             let tokens = tokens.narrow(1, first, piece.tokens)?.force_contiguous()?;

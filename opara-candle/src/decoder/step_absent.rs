@@ -39,7 +39,7 @@ impl Step {
         match *self {}
     }
 
-    pub fn read(&mut self, _: &Tensor) -> Result<Option<Tensor>> {
+    pub fn read(&mut self, _: &Tensor, _: usize) -> Result<Option<Tensor>> {
         match *self {}
     }
 

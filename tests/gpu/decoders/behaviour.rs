@@ -84,7 +84,7 @@ fn assert_near<M: Clone + Send + Sync + 'static>(
 #[test]
 fn steps_give_the_modules_logits() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 6e-2)] {
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 8e-2)] {
         let strict = || OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
         let example = prompt(6, &device)?;
         let model = qwen2(dtype, &device)?;
@@ -226,7 +226,7 @@ fn several_tokens_behind_a_replayed_text_have_the_modules_logits() -> anyhow::Re
 fn prompts_and_turns_are_read_in_pieces_up_to_the_capacity() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let forward = qwen2::ModelForCausalLM::forward;
-    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 6e-2)] {
+    for (dtype, tolerance) in [(DType::F32, 1e-4), (DType::F16, 1e-2), (DType::BF16, 8e-2)] {
         let (model, capacity) = (qwen2(dtype, &device)?, 110);
         let strict = OparaExecutor::builder().on_uncapturable(OnUncapturable::Error);
         let mut fast = strict.build_decoder(model.clone(), forward, &prompt(6, &device)?, capacity)?;
