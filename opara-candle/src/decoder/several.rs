@@ -56,7 +56,7 @@ impl Several {
     }
 }
 
-/// So many tokens of each row: those of the example, again and again.
+/// Tokens of each row: those of the example, again and again.
 pub(super) fn repeated(example: &Tensor, tokens: usize) -> Result<Tensor> {
     let times = tokens.div_ceil(example.dim(1)?);
     Ok(Tensor::cat(&vec![example; times], 1)?.narrow(1, 0, tokens)?.force_contiguous()?)

@@ -106,7 +106,7 @@ impl Common {
         self.each
     }
 
-    /// The step of so many tokens.
+    /// The step of several tokens.
     ///
     /// # Errors
     /// [`Error::NotCapturable`](crate::Error::NotCapturable) with the reason if there is none.

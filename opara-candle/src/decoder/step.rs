@@ -261,7 +261,7 @@ impl Step {
         )))
     }
 
-    /// Is a prompt of so many tokens read in pieces?
+    /// Is a prompt of this length read in pieces?
     pub fn reads_prompt(&self, tokens: usize) -> bool {
         self.several.is_ok() && tokens <= self.longest
     }

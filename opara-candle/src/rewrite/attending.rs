@@ -79,7 +79,7 @@ struct Starts {
 }
 
 impl Starts {
-    /// Of so many rows, where each text begins and the last one ends.
+    /// Where the text of each row begins and the last one ends.
     fn new(starts: Tensor, rows: usize) -> Result<Self> {
         let texts = starts.elem_count() - 1;
         let (firsts, ends) = (starts.narrow(0, 0, texts)?, starts.narrow(0, 1, texts)?);

@@ -57,7 +57,7 @@ impl Place {
         (0..rows).flat_map(move |row| (0..columns).map(move |column| Self { row, column }))
     }
 
-    /// Where it lies along an axis in each of so many windows.
+    /// Where it lies along an axis in each window.
     fn places(&self, window: &Window, axis: usize, windows: usize) -> Vec<usize> {
         let first = [self.row, self.column][axis] * window.dilation[axis] as usize;
         (0..windows).map(|at| first + at * window.stride[axis] as usize).collect()

@@ -90,7 +90,7 @@ impl Effects {
         Self { strides: Some(2), ..Self::writes(output, Elements(&[Argument(0)])).reads(inputs) }
     }
 
-    /// The same with output elements of so many bytes.
+    /// The same with output elements of this size in bytes.
     pub const fn of_bytes(self, element: u64) -> Self {
         Self { element: Some(element), ..self }
     }

@@ -65,11 +65,11 @@ pub enum Means {
     ScatterAdd,
     /// Elements in the place of those that integers name.
     Scatter,
-    /// A convolution over so many dimensions.
+    /// A convolution over this number of dimensions.
     Convolution(usize),
-    /// A transposed convolution over so many dimensions.
+    /// A transposed convolution over this number of dimensions.
     TransposedConvolution(usize),
-    /// Windows over so many dimensions, one after another.
+    /// Windows over this number of dimensions, one after another.
     Unfold(usize),
     /// Windows added up.
     Fold,

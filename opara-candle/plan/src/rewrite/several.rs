@@ -11,7 +11,7 @@ use super::tokens::{of_tokens, Made, Part};
 use crate::trace::{Dim, Element, Function};
 
 impl Growth {
-    /// The step of so many tokens, which gives logits of each, or of the last one alone, whose index is [`Source::Last`].
+    /// The step of several tokens, which gives logits of each, or of the last one alone, whose index is [`Source::Last`].
     ///
     /// # Errors
     /// What it has that no operator computes of several tokens.

@@ -46,7 +46,7 @@ impl Part {
     }
 }
 
-/// A computation of so many tokens.
+/// A computation of several tokens.
 ///
 /// # Errors
 /// What is not known of several tokens.
@@ -122,7 +122,7 @@ fn query(part: &Part, along: usize, tokens: u64) -> Result<Operand, String> {
     }
 }
 
-/// A recorded function of so many tokens, if it is known.
+/// A recorded function of several tokens, if it is known.
 fn recorded(function: &Function, parts: &[Part], tokens: u64) -> Result<Option<Made>, String> {
     let all = || parts.iter().map(|part| part.beside(tokens)).collect::<Vec<_>>();
     let indexed = |of: &Indexed| Indexed { left: of.left * tokens, ..*of };

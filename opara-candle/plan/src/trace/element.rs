@@ -81,7 +81,7 @@ impl Element {
 
     /// The floating-point number that these bits are; `None` for other types.
     pub fn number(self, bits: u64) -> Option<f64> {
-        // Sign, exponent and fraction of a number with so many bits of these.
+        // Sign, exponent and fraction of a number, each with its bits.
         let small = |exponent_bits: u32, fraction_bits: u32| {
             let bias = (1 << (exponent_bits - 1)) - 1;
             let exponent = (bits >> fraction_bits & ((1 << exponent_bits) - 1)) as i32;

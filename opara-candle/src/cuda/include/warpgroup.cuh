@@ -6,7 +6,7 @@
 
 #define WARPGROUP(...) asm volatile(__VA_ARGS__)
 
-// A row of a tile in shared memory has 128 bytes: so many elements, in eight chunks of 16 bytes.
+// Elements of a row of a tile in shared memory, which has 128 bytes in eight chunks of 16.
 template <typename T> constexpr unsigned LINE = 128 / sizeof(T);
 constexpr unsigned CHUNKS = 8;
 

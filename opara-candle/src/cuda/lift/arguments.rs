@@ -125,7 +125,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// Rows of `columns` elements, each so many behind the one before.
+/// Rows of `columns` elements, and the elements from one to the next.
 pub(super) fn by_rows(rows: u64, columns: u64, stride: u64) -> Vec<Dim> {
     vec![Dim { len: rows, stride }, Dim { len: columns, stride: 1 }]
 }

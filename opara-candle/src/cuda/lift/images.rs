@@ -170,7 +170,7 @@ fn pair(dims: usize, of: u64, of_columns: u64) -> [u64; 2] {
     [of, if dims == 2 { of } else { of_columns }]
 }
 
-/// A window of this size over so many dimensions.
+/// A window of this size over a number of dimensions.
 fn window(kernel: [u64; 2], dims: usize, [padding, stride, dilation]: [u64; 3]) -> Window {
     Window {
         kernel,

@@ -80,7 +80,7 @@ fn lens(Indexed { left, from, to, right }: &Indexed) -> Option<[u64; 2]> {
     Some([around.checked_mul(*from)?, around.checked_mul(*to)?])
 }
 
-/// The first of so many integers, and the step from one to the next, if that is always the same and none is beyond `from`.
+/// The first of a number of integers, and the step from one to the next, if that is always the same and none is beyond `from`.
 fn progression(bytes: &[u8], element: Element, count: u64, from: u64) -> Option<(u64, u64)> {
     let size = element.bytes() as usize;
     let number = |bytes: &[u8]| {

@@ -175,7 +175,7 @@ impl Arguments<'_> {
 }
 
 impl Rounded {
-    /// Are these so many rows of so many elements, in blocks at this address, with the padding?
+    /// Are these that number of rows and elements, in blocks at this address, with the padding?
     pub fn is_of(&self, blocks: u64, inner: u64, padded: u64, rows: u64) -> bool {
         let lens: Vec<u64> = self.rows.dims.iter().map(|dim| dim.len).collect();
         self.blocks == blocks && self.padded == padded && lens == [rows, inner]

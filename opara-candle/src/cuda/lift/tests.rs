@@ -147,7 +147,7 @@ fn launch(entry: &KernelEntry, name: &str) -> Made {
     Made::new(&words, [grid, 1, 1], [1, 1, 1])
 }
 
-/// So many rows of 256 elements that a launch of this kernel has rounded, at the second address of the product.
+/// Rows of 256 elements that a launch of this kernel has rounded, at the second address of the product.
 fn rounded(entry: &KernelEntry, name: &str, rows: u32, product: &Made) -> super::quantized::Rounded {
     let words = match entry.means {
         Means::LinkedRoundingOfMany => {

@@ -320,7 +320,7 @@ fn numbers_that_fill() -> anyhow::Result<()> {
     }))
 }
 
-/// A weight of so many rows of 256 elements.
+/// A weight of rows of 256 elements.
 fn weight(rows: usize, dtype: GgmlDType, device: &Device) -> Result<QTensor> {
     QTensor::quantize(&(waves((rows, 256), DType::F32, device)? * 0.05)?, dtype)
 }

@@ -179,7 +179,7 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
 }
 
 // The arguments for this block's head. y is (batch, queries, heads, of_values). The bias is added to the scores unless it is
-// null. So many heads of queries as `sharing` says have the same keys and values.
+// null. `sharing` heads of queries have the same keys and values.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
 #define HEAD(X, HEADS) X + (size_t)blockIdx.z * X##_batch + (size_t)(blockIdx.y / HEADS) * X##_head
 #define OF_HEAD                                                                                                        \

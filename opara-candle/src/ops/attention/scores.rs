@@ -27,7 +27,7 @@ pub(crate) enum Bias {
 }
 
 impl Bias {
-    /// How many elements rows have for so many keys.
+    /// Elements of a row for a number of keys.
     pub fn row(self, keys: usize) -> usize {
         if self == Bias::Both {
             2 * keys

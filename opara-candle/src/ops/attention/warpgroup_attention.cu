@@ -192,7 +192,7 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     return wrong;
 }
 
-// So many blocks of a multiprocessor have room for their tiles.
+// The blocks of a multiprocessor that have room for their tiles.
 #define BLOCKS(DIM) (DIM > 128 ? 1 : DIM > 64 ? 2 : 4)
 
 // For rows of DIM elements at most: queries and keys have `of_keys`, values `of_values`.
