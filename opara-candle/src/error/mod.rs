@@ -16,7 +16,7 @@ pub use decoder::DecoderError;
 pub use mismatch::Mismatch;
 pub(crate) use mismatch::STRESSED;
 pub use state::StateError;
-pub use train::TrainError;
+pub use train::{TrainError, UnreachedError};
 
 use crate::fault::Fault;
 

@@ -2,8 +2,6 @@
 
 use candle::{DType, Shape};
 
-use crate::optim::UnreachedError;
-
 /// Why a step of training was not built.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
@@ -25,4 +23,17 @@ pub enum TrainError {
         /// The variable, the moments, or the output.
         name: String,
     },
+}
+
+/// Variables that no gradient of a loss reaches. candle says nothing of it: they would stay as they are.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error(
+    "no gradient of the loss reaches {}: an operator on the way has no backward pass (candle's `softmax_last_dim`, `rms_norm`, `layer_norm`, \
+     `rope` and writes in place have none), or the loss does not depend on them; take operators that have one, or freeze them",
+    .names.join(", ")
+)]
+#[non_exhaustive]
+pub struct UnreachedError {
+    /// Their names, sorted.
+    pub names: Vec<String>,
 }

@@ -3,20 +3,8 @@
 use std::collections::HashSet;
 
 use candle::{Tensor, Var};
-use thiserror::Error;
 
-/// Variables that no gradient of a loss reaches. candle says nothing of it: they would stay as they are.
-#[derive(Debug, Clone, PartialEq, Error)]
-#[error(
-    "no gradient of the loss reaches {}: an operator on the way has no backward pass (candle's `softmax_last_dim`, `rms_norm`, `layer_norm`, \
-     `rope` and writes in place have none), or the loss does not depend on them; take operators that have one, or freeze them",
-    .names.join(", ")
-)]
-#[non_exhaustive]
-pub struct UnreachedError {
-    /// Their names, sorted.
-    pub names: Vec<String>,
-}
+use crate::error::UnreachedError;
 
 /// Checks that a gradient of `loss` reaches all variables, without computing any: candle leaves those out in silence that are behind an
 /// operator without a backward pass.

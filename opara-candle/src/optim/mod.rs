@@ -32,6 +32,7 @@ mod state;
 
 pub use self::checkpoint::CheckpointError;
 pub use self::fused::{Adam, AdamW, Fused, Lion, SGD};
-pub use self::gradients::{check_gradients, UnreachedError};
+pub use self::gradients::check_gradients;
 pub use self::params::{Params, ParamsAdam, ParamsLion, ParamsSGD};
 pub use self::schedule::Schedule;
+pub use crate::error::UnreachedError;

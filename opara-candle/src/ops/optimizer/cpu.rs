@@ -2,8 +2,7 @@
 
 use candle::{bail, CpuStorage, Result, WithDType};
 
-use super::rule::{place, Rule};
-use super::Update;
+use super::rule::{place, Rule, Update};
 
 /// Goes one step on: counts it, and computes its numbers from the sums of squares of the gradients.
 pub(super) fn tick(control: &mut [f64], sums: &[f64]) {

@@ -2,13 +2,12 @@
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
-use candle::{bail, DType, Layout, Result, Storage, WithDType};
+use candle::{bail, DType, Layout, Result, Storage, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
-use super::launch::{self, blocks_of_256, sums_config};
-use super::rule::{Rule, CONTROL};
-use super::{Updated, SUMS};
+use super::launch::{self, blocks_of_256};
+use super::rule::{Rule, Update, CONTROL, SUMS};
 use crate::cuda::driver::kernels::{ptx, wide_blocks};
 use crate::cuda::operator::{elements, with_elements};
 
@@ -36,7 +35,7 @@ pub(super) fn square_sums(sums: &mut CudaStorage, to: &Layout, gradient: &CudaSt
         let gradient = &elements::<T>(gradient, at)?;
         let sums = sums.as_cuda_slice_mut::<f64>()?.slice_mut(to.start_offset()..to.start_offset() + SUMS);
         let of = launch::SquareSums { numel, gradient, sums };
-        of.launch(&device, T::DTYPE.as_str(), ptx::OPTIMIZER, sums_config())
+        of.launch(&device, T::DTYPE.as_str(), ptx::OPTIMIZER, blocks_of_256(SUMS))
     }
     for_float!(gradient.dtype(), run(sums, to, gradient, at))
 }
@@ -50,12 +49,14 @@ pub(super) fn tick(control: &mut CudaStorage, sums: Option<&CudaStorage>) -> Res
 }
 
 pub(super) fn update(
-    of: &Updated,
+    of: &Update,
+    control: &Tensor,
     (value, to): (&mut CudaStorage, &Layout),
     (gradient, from): (&CudaStorage, &Layout),
 ) -> Result<()> {
     fn run<T: CudaDType + WithDType + DeviceRepr>(
-        of: &Updated,
+        of: &Update,
+        control: &Tensor,
         (value, to): (&mut CudaStorage, &Layout),
         (gradient, from): (&CudaStorage, &Layout),
     ) -> Result<()> {
@@ -66,13 +67,13 @@ pub(super) fn update(
         }
         let gradient = &elements::<T>(gradient, from)?;
         let value = value.as_cuda_slice_mut::<T>()?.slice_mut(to.start_offset()..to.start_offset() + numel);
-        let moments = of.of.moments.lock();
+        let moments = of.moments.lock();
         let Storage::Cuda(moments) = &*moments else { bail!("the optimizer's numbers are on another device") };
         let moments = &moments.as_cuda_slice::<T>()?.as_view();
-        let (decay, rate) = (of.of.decay, of.of.rate);
-        with_elements([Some(of.control)], |[control]| {
+        let (decay, rate) = (of.decay, of.rate);
+        with_elements([Some(control)], |[control]| {
             let Some(control) = &control else { bail!("an optimizer without numbers") };
-            match of.of.rule {
+            match of.rule {
                 Rule::Descent => {
                     let of = launch::Descent { numel, decay, rate, control, gradient, value };
                     of.launch(&device, variant, code, config)
@@ -116,7 +117,7 @@ pub(super) fn update(
             }
         })
     }
-    for_float!(value.dtype(), run(of, (value, to), (gradient, from)))
+    for_float!(value.dtype(), run(of, control, (value, to), (gradient, from)))
 }
 
 /// # Errors

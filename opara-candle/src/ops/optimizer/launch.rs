@@ -2,7 +2,6 @@
 
 use cudarc::driver::LaunchConfig;
 
-use super::SUMS;
 use crate::cuda::driver::kernels::kernels;
 
 kernels! {
@@ -58,9 +57,4 @@ kernels! {
 /// Blocks of 256 threads.
 pub(super) fn blocks_of_256(blocks: usize) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 }
-}
-
-/// The launch shape of [`SquareSums`].
-pub(super) fn sums_config() -> LaunchConfig {
-    blocks_of_256(SUMS)
 }

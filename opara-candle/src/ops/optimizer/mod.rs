@@ -9,13 +9,9 @@ pub(super) mod launch;
 pub(crate) mod rule;
 
 use candle::{bail, CpuStorage, InplaceOp1, InplaceOp2, Layout, Result, Storage, Tensor};
-use parking_lot::Mutex;
 
-use self::rule::Rule;
+pub(crate) use self::rule::{Update, SUMS};
 use crate::cpu::record::apply_in_place;
-
-/// Sums of squares that a gradient has room for.
-pub(crate) const SUMS: usize = 64;
 
 /// Writes sums of squares of a gradient to `sums`, [`SUMS`] numbers of f64: together they are the whole sum.
 ///
@@ -34,17 +30,6 @@ pub(crate) fn tick(control: &Tensor, sums: Option<&Tensor>) -> Result<()> {
         Some(sums) => apply_in_place("tick", &[control, sums], |t| t[0].inplace_op2(t[1], &Tick)),
         None => apply_in_place("tick", &[control], |t| t[0].inplace_op1(&Tick)),
     }
-}
-
-/// How a tensor is updated.
-pub(crate) struct Update {
-    pub rule: Rule,
-    /// The part of a value that it loses by a learning rate of 1.
-    pub decay: f64,
-    /// What the learning rate is multiplied with.
-    pub rate: f64,
-    /// [`Rule::moments`] times the tensor's numbers, which nobody else has.
-    pub moments: Mutex<Storage>,
 }
 
 impl Update {
@@ -165,6 +150,6 @@ impl InplaceOp2 for Updated<'_> {
         gradient: &candle::CudaStorage,
         from: &Layout,
     ) -> Result<()> {
-        cuda::update(self, (value, to), (gradient, from))
+        cuda::update(self.of, self.control, (value, to), (gradient, from))
     }
 }

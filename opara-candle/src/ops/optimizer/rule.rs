@@ -1,8 +1,14 @@
 //! What optimizers do with an element.
 
+use candle::Storage;
+use parking_lot::Mutex;
+
 /// Numbers in the control block: an f64 tensor on the device that all launches of an optimizer read, so that a captured step needs no
 /// new arguments.
 pub(crate) const CONTROL: usize = 16;
+
+/// Sums of squares that a gradient has room for.
+pub(crate) const SUMS: usize = 64;
 
 /// Places in the control block. `optimizer.cu` has the same.
 pub(crate) mod place {
@@ -65,4 +71,15 @@ impl Rule {
             _ => [0.; 2],
         }
     }
+}
+
+/// How a tensor is updated.
+pub(crate) struct Update {
+    pub rule: Rule,
+    /// The part of a value that it loses by a learning rate of 1.
+    pub decay: f64,
+    /// What the learning rate is multiplied with.
+    pub rate: f64,
+    /// [`Rule::moments`] times the tensor's numbers, which nobody else has.
+    pub moments: Mutex<Storage>,
 }
