@@ -3,7 +3,7 @@
 //!     cargo run --release --example train [-- --cpu --json]
 //!
 //! Halfway it writes a checkpoint, from which another program part goes on with other weights. It tells whether the weights at the end are
-//! those of candle's own AdamW in eager steps, and of the part that went on from the checkpoint, bit for bit.
+//! the weights of candle's own AdamW in eager steps, and of the part that went on from the checkpoint, bit for bit.
 
 mod data;
 mod models;

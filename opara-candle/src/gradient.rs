@@ -6,7 +6,6 @@
 
 use std::cell::{Cell, RefCell};
 
-use candle::backend::BackendStorage;
 use candle::op::BackpropOp;
 use candle::{
     bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, CustomOp3, DType, Device, Layout, Result, Shape, Storage,
@@ -84,11 +83,7 @@ pub(crate) fn with_error(tracked: &Tracked, y: Tensor) -> Result<Tensor> {
     let y = if y.is_contiguous() && y.layout().start_offset() == 0 { y } else { y.force_contiguous()? };
     let copy = {
         let (storage, layout) = y.storage_and_layout();
-        match &*storage {
-            Storage::Cpu(storage) => Storage::Cpu(storage.try_clone(layout)?),
-            Storage::Cuda(storage) => Storage::Cuda(storage.try_clone(layout)?),
-            Storage::Metal(storage) => Storage::Metal(storage.try_clone(layout)?),
-        }
+        storage.try_clone(layout)?
     };
     node(tracked, copy, y.shape().clone())
 }

@@ -124,6 +124,8 @@ pub use pad::pad;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
+#[cfg(test)]
+pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN};
 pub use softmax::{add_softmax, softmax_last_dim};

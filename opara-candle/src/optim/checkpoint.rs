@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use candle::{DType, Device, Tensor};
+use candle::{DType, Device, Shape, Tensor};
 use safetensors::SafeTensors;
 use thiserror::Error;
 
@@ -90,7 +90,7 @@ pub(super) fn write(path: &Path, optimizer: &str, tensors: &[(String, Tensor)]) 
 pub(super) fn read(
     path: &Path,
     optimizer: &str,
-    like: &[(String, Tensor)],
+    expected: &[(String, Shape, DType)],
 ) -> Result<Vec<(String, Tensor)>, CheckpointError> {
     let bytes = std::fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
     let damaged = |source| CheckpointError::Damaged { path: path.into(), source };
@@ -105,19 +105,18 @@ pub(super) fn read(
         return Err(CheckpointError::Optimizer { path: path.into(), found, expected: optimizer.into() });
     }
     let other = |name: &str, reason: String| CheckpointError::Tensor { path: path.into(), name: name.into(), reason };
-    if let Some(name) = file.names().into_iter().find(|name| !like.iter().any(|(known, _)| known == name)) {
+    if let Some(name) = file.names().into_iter().find(|name| !expected.iter().any(|(known, ..)| known == name)) {
         return Err(other(name, "is not one of the optimizer's".into()));
     }
-    let tensor = |(name, like): &(String, Tensor)| {
+    let tensor = |(name, shape, dtype): &(String, Shape, DType)| {
         let view = file.tensor(name).map_err(|_| other(name, "is missing".into()))?;
-        let (shape, dtype) = (like.shape(), like.dtype());
-        if view.shape() != shape.dims() || DType::try_from(view.dtype()).ok() != Some(dtype) {
+        if view.shape() != shape.dims() || DType::try_from(view.dtype()).ok() != Some(*dtype) {
             return Err(other(
                 name,
                 format!("is {:?} of {:?}, not {shape:?} of {dtype:?}", view.shape(), view.dtype()),
             ));
         }
-        Ok((name.clone(), Tensor::from_raw_buffer(view.data(), dtype, view.shape(), &Device::Cpu)?))
+        Ok((name.clone(), Tensor::from_raw_buffer(view.data(), *dtype, view.shape(), &Device::Cpu)?))
     };
-    like.iter().map(tensor).collect()
+    expected.iter().map(tensor).collect()
 }

@@ -31,8 +31,7 @@ impl Slot {
     /// A copy of its moments.
     fn moments(&self) -> Result<Tensor> {
         let moments = self.update.moments.lock();
-        let layout = Layout::contiguous(self.shape_of_moments());
-        let storage = try_clone(&moments, &layout)?;
+        let storage = moments.try_clone(&Layout::contiguous(self.shape_of_moments()))?;
         Ok(Tensor::from_storage(storage, self.shape_of_moments(), BackpropOp::none(), false))
     }
 
@@ -149,6 +148,17 @@ impl State {
         ops::assign(&self.control, control)
     }
 
+    /// Names, shapes and dtypes of a snapshot.
+    fn shapes(&self) -> Vec<(String, Shape, DType)> {
+        let mut all = vec![(checkpoint::CONTROL.to_string(), self.control.shape().clone(), self.control.dtype())];
+        for slot in &self.slots {
+            let dtype = slot.variable.dtype();
+            all.push((slot.name.clone(), slot.variable.shape().clone(), dtype));
+            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.shape_of_moments(), dtype));
+        }
+        all
+    }
+
     /// Writes a snapshot to a file. `optimizer` says what it is of.
     pub fn save(&self, path: &Path, optimizer: &str) -> std::result::Result<(), CheckpointError> {
         checkpoint::write(path, optimizer, &self.snapshot()?)
@@ -156,7 +166,7 @@ impl State {
 
     /// Reads what [`save`](Self::save) wrote. Nothing is changed before all of the file has been read.
     pub fn load(&self, path: &Path, optimizer: &str) -> std::result::Result<(), CheckpointError> {
-        let read = checkpoint::read(path, optimizer, &self.snapshot()?)?;
+        let read = checkpoint::read(path, optimizer, &self.shapes())?;
         let device = self.control.device();
         let moved = read.into_iter().map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
         self.restore(&moved.collect::<Result<Vec<_>>>()?)?;
@@ -192,13 +202,5 @@ impl State {
 fn zeros(shape: &Shape, dtype: DType, device: &Device) -> Result<Storage> {
     let zeros = Tensor::zeros(shape, dtype, device)?;
     let (storage, layout) = zeros.storage_and_layout();
-    try_clone(&storage, layout)
-}
-
-fn try_clone(storage: &Storage, layout: &Layout) -> Result<Storage> {
-    Ok(match storage {
-        Storage::Cpu(storage) => Storage::Cpu(storage.try_clone(layout)?),
-        Storage::Cuda(storage) => Storage::Cuda(storage.try_clone(layout)?),
-        Storage::Metal(storage) => Storage::Metal(storage.try_clone(layout)?),
-    })
+    storage.try_clone(layout)
 }

@@ -1,6 +1,6 @@
-//! What a kernel computes. The order of its arguments follows from it.
+//! The computation of a kernel. The order of its arguments follows from it.
 
-/// What a kernel of candle's computes.
+/// The computation of one of candle's kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
     /// Conversion to another type.

@@ -5,24 +5,12 @@ use candle::scalar::Scalar;
 use candle::{DType, Device, Module, Result, Shape, Tensor, D};
 
 use super::*;
+use crate::ops::BLOCK_TYPES;
 use crate::rewrite::evaluate::{evaluate, Numbers};
 use crate::test_device::gpu;
 
 const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
 const INTEGERS: [DType; 3] = [DType::U8, DType::U32, DType::I64];
-/// Types of blocks that candle multiplies with.
-const BLOCKS: [GgmlDType; 10] = [
-    GgmlDType::Q4_0,
-    GgmlDType::Q4_1,
-    GgmlDType::Q5_0,
-    GgmlDType::Q5_1,
-    GgmlDType::Q8_0,
-    GgmlDType::Q2K,
-    GgmlDType::Q3K,
-    GgmlDType::Q4K,
-    GgmlDType::Q5K,
-    GgmlDType::Q6K,
-];
 
 /// How far results of a type may be from double precision, relative to the largest.
 fn tolerance(dtype: DType) -> f64 {
@@ -329,7 +317,7 @@ fn weight(rows: usize, dtype: GgmlDType, device: &Device) -> Result<QTensor> {
 fn blocks() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut checks = Vec::new();
-    for dtype in BLOCKS {
+    for dtype in BLOCK_TYPES {
         // The few rows are rounded to eight bits.
         let product = QMatMul::from_qtensor(weight(96, dtype, &device)?)?;
         for rows in [1, 4, 8, 9, 130] {
@@ -347,7 +335,7 @@ fn blocks() -> anyhow::Result<()> {
     }
     // By candle's older kernels, and products with the elements.
     set_force_dmmv(true);
-    for dtype in BLOCKS {
+    for dtype in BLOCK_TYPES {
         let product = QMatMul::from_qtensor(weight(96, dtype, &device)?)?;
         for rows in [1, 5] {
             let (x, product) = ([waves((rows, 256), DType::F32, &device)?], product.clone());

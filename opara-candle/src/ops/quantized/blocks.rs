@@ -246,25 +246,27 @@ fn scales_and_minima(of: &[u8]) -> [[f32; 2]; 8] {
     })
 }
 
+/// candle's types of blocks, in the order of [`BlockType::ALL`](opara_plan::trace::BlockType::ALL).
+#[cfg(test)]
+pub(crate) const TYPES: [GgmlDType; 10] = [
+    GgmlDType::Q4_0,
+    GgmlDType::Q4_1,
+    GgmlDType::Q5_0,
+    GgmlDType::Q5_1,
+    GgmlDType::Q8_0,
+    GgmlDType::Q2K,
+    GgmlDType::Q3K,
+    GgmlDType::Q4K,
+    GgmlDType::Q5K,
+    GgmlDType::Q6K,
+];
+
 #[cfg(test)]
 mod tests {
     use candle::quantized::QTensor;
     use candle::{Device, Tensor};
 
     use super::*;
-
-    const DTYPES: [GgmlDType; 10] = [
-        GgmlDType::Q4_0,
-        GgmlDType::Q4_1,
-        GgmlDType::Q5_0,
-        GgmlDType::Q5_1,
-        GgmlDType::Q8_0,
-        GgmlDType::Q2K,
-        GgmlDType::Q3K,
-        GgmlDType::Q4K,
-        GgmlDType::Q5K,
-        GgmlDType::Q6K,
-    ];
 
     fn quantized(dtype: GgmlDType) -> Result<QTensor> {
         QTensor::quantize(&Tensor::randn(0.3f32, 1., (6, 512), &Device::Cpu)?, dtype)
@@ -279,7 +281,7 @@ mod tests {
 
     #[test]
     fn elements_are_those_of_candle_up_to_the_rounding_of_scales() -> Result<()> {
-        for dtype in DTYPES {
+        for dtype in TYPES {
             let of = quantized(dtype)?;
             let expected = of.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
             let got = Groups::of(dtype, &of.data()?)?.elements();
@@ -291,7 +293,7 @@ mod tests {
 
     #[test]
     fn weights_of_several_types_keep_their_elements() -> Result<()> {
-        for pair in DTYPES.into_iter().flat_map(|first| DTYPES.map(|second| [first, second])) {
+        for pair in TYPES.into_iter().flat_map(|first| TYPES.map(|second| [first, second])) {
             let parts = pair.map(|dtype| Groups::of(dtype, &quantized(dtype)?.data()?));
             let parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
             let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();

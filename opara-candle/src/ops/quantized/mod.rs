@@ -9,6 +9,8 @@ pub(super) mod launch;
 pub(super) mod of_blocks;
 mod weight;
 
+#[cfg(test)]
+pub(crate) use blocks::TYPES;
 pub use weight::QuantizedWeight;
 
 use candle::{bail, DType, Result, Tensor};

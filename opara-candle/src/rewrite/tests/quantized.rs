@@ -4,6 +4,7 @@ use candle::quantized::{GgmlDType, QTensor};
 use opara_plan::trace::BlockType;
 
 use super::*;
+use crate::ops::BLOCK_TYPES;
 
 const INNER: u64 = 512;
 
@@ -39,19 +40,7 @@ fn layer(blocks: BlockType, rows: u64, is_gated: bool) -> Graph {
 
 #[test]
 fn products_of_every_type_are_those_with_the_elements() -> Result<()> {
-    let types = [
-        GgmlDType::Q4_0,
-        GgmlDType::Q4_1,
-        GgmlDType::Q5_0,
-        GgmlDType::Q5_1,
-        GgmlDType::Q8_0,
-        GgmlDType::Q2K,
-        GgmlDType::Q3K,
-        GgmlDType::Q4K,
-        GgmlDType::Q5K,
-        GgmlDType::Q6K,
-    ];
-    for (blocks, dtype) in BlockType::ALL.into_iter().zip(types) {
+    for (blocks, dtype) in BlockType::ALL.into_iter().zip(BLOCK_TYPES) {
         assert_eq!((blocks.bytes(), blocks.elements()), (dtype.type_size() as u64, dtype.block_size() as u64));
         for (rows, is_gated) in [(1, true), (3, true), (1, false), (3, false), (9, true)] {
             let graph = layer(blocks, rows, is_gated);
