@@ -1,5 +1,5 @@
-//! Decoders of candle-transformers in published sizes, with random weights and without a change: microseconds for a token as they are,
-//! and with their steps replayed (`Builder::build_decoder`).
+//! Decoders of candle-transformers in published sizes, with random weights and without a change: the time of a prompt and of a token,
+//! as they are and replayed (`Builder::build_decoder`).
 //!
 //!     cargo run --release --features cudnn --example decoders -- --only qwen2-0.5b --dtype f16 --json decoders.jsonl
 //!
@@ -111,6 +111,7 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
     }
     drop(own);
     let own_us = median(&mut seconds[1..]) * 1e6;
+    let own_prompt_ms = prompt_ms(device, || Ok(decode.text()(&prompt, 0)?))?;
     let library = match &decode.file {
         Some(file) if device.is_cuda() => Some(gguf::own_us(file, prompt_tokens, tokens, device)?),
         _ => None,
@@ -140,10 +141,25 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
         }
     }
     let first_ms = replayed[0] * 1e3;
+    let fast_prompt_ms = prompt_ms(device, || Ok(fast.forward(&prompt, 0)?))?;
     Ok(json!({
+        "candle_prompt_ms": own_prompt_ms, "prompt_ms": fast_prompt_ms, "prompt_refused": fast.several_refused(),
         "candle_us": own_us, "library_us": library, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us()),
         "launches": fast.report().map(|report| report.counts().ops), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
     }))
+}
+
+/// Milliseconds until a prompt is read, as seen by the host; on a CPU one reading's.
+fn prompt_ms(device: &Device, mut read: impl FnMut() -> Result<Tensor>) -> Result<f64> {
+    let mut seconds = Vec::new();
+    for _ in 0..if device.is_cuda() { 5 } else { 1 } {
+        device.synchronize()?;
+        let begin = Instant::now();
+        read()?;
+        device.synchronize()?;
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    Ok(median(&mut seconds) * 1e3)
 }
 
 fn median(seconds: &mut [f64]) -> f64 {
