@@ -25,7 +25,10 @@ pub fn image(pass: &mut Pass, x: &Tensor) -> Result<Tensor> {
                     let (one, other) = (x.narrow(1, 0, half)?, x.narrow(1, half, half)?);
                     Tensor::cat(&[&other.contiguous()?, &one.relu()?], 1)?
                 }
-                _ => x.relu()?,
+                _ => {
+                    pass.say("relu");
+                    x.relu()?
+                }
             };
         x = if y.dims() == x.dims() && pass.rng.bool() { (x + y)? } else { y };
     }

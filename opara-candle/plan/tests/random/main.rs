@@ -31,8 +31,9 @@ fn graphs() -> Result<Vec<Graph>> {
     Ok(graphs)
 }
 
-/// Numbers for each input of a graph: ids are of rows that there are, and conditions hold half of the time.
-fn inputs(graph: &Graph, rng: &mut Rng) -> Vec<Vec<f64>> {
+/// Numbers for each input of a graph: ids are of rows that there are, and conditions hold half of the time. Some of those that are no
+/// constants are `special`.
+fn inputs(graph: &Graph, rng: &mut Rng, special: &[f64]) -> Vec<Vec<f64>> {
     let mut rows = vec![u64::MAX; graph.inputs.len()];
     for node in &graph.nodes {
         if let opara_plan::rewrite::Compute::Recorded(Function::IndexSelect { from, .. }) = node.compute {
@@ -45,7 +46,12 @@ fn inputs(graph: &Graph, rng: &mut Rng) -> Vec<Vec<f64>> {
     let of = |(input, &rows): (&opara_plan::rewrite::Input, &u64), rng: &mut Rng| -> Vec<f64> {
         (0..input.len)
             .map(|_| match input.element {
-                element if element.is_float() => number(rng),
+                element if element.is_float() => match number(rng) {
+                    _ if !input.is_constant && !special.is_empty() && rng.usize(..input.len as usize) < 2 => {
+                        special[rng.usize(..special.len())]
+                    }
+                    number => number,
+                },
                 Element::U8 => f64::from(rng.u8(..2)),
                 _ => rng.u64(..rows.min(3)) as f64,
             })
@@ -61,6 +67,11 @@ fn apart(expected: &[f64], got: &[f64]) -> f64 {
     let largest =
         finite().map(|(x, y)| (x - y).abs()).fold(0., |most: f64, of| if of > most || of.is_nan() { of } else { most });
     largest / size.max(1e-30)
+}
+
+/// Whether both are finite, the same infinity, or no number.
+fn is_alike(expected: f64, got: f64) -> bool {
+    expected.is_finite() && got.is_finite() || expected == got || expected.is_nan() && got.is_nan()
 }
 
 #[test]
@@ -95,12 +106,21 @@ fn check(graph: &Graph, without: &[&str], rng: &mut Rng, checked: &AtomicU64) ->
     }
     checked.fetch_add(1, Ordering::Relaxed);
     let said = || format!("{:?}", rules::counted(&fits).iter().map(|(name, _)| *name).collect::<Vec<_>>());
-    let inputs = inputs(graph, rng);
+    // Exponentials that are not reduced by the largest score are too large sooner.
+    let mends =
+        |expected: f64, got: f64| expected.is_nan() && got.is_finite() && fits.iter().any(|fit| fit.rule == "softmax");
+    let specials: [&[f64]; 6] =
+        [&[], &[0.], &[f64::INFINITY], &[f64::NEG_INFINITY], &[f64::NAN], &[0., f64::INFINITY, f64::NAN]];
+    let special = specials[rng.usize(..specials.len())];
+    let inputs = inputs(graph, rng, special);
     let expected = Interpreter::outputs(graph, &inputs).context("as recorded")?;
     let got = Interpreter::outputs(&changed, &inputs).with_context(said)?;
     for (output, (expected, got)) in expected.iter().zip(&got).enumerate() {
         let apart = apart(expected, got);
-        anyhow::ensure!(apart < 1e-5, "output {output} differs by {apart:e}: {}", said());
+        let is_known =
+            expected.iter().zip(got).all(|(&expected, &got)| is_alike(expected, got) || mends(expected, got));
+        anyhow::ensure!(is_known, "output {output} is of another kind with {special:?}: {}", said());
+        anyhow::ensure!(apart < 1e-5, "output {output} differs by {apart:e} with {special:?}: {}", said());
     }
     Ok(())
 }
