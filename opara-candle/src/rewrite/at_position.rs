@@ -84,8 +84,27 @@ fn ends_as(x: &Tensor, dim: usize, number: f32, position: &Tensor) -> Result<Ten
         shape[0] = position.elem_count();
     }
     let is_there = is_there.reshape(shape)?.broadcast_as(x.shape())?;
-    // Of a mask of integers all but 0 hide.
-    let number = if x.dtype().is_int() && number.is_infinite() { 1. } else { number };
+    // An infinity is the largest or the smallest integer.
     let number = Tensor::new(number, x.device())?.to_dtype(x.dtype())?.broadcast_as(x.shape())?;
     is_there.where_cond(&x.contiguous()?, &number)
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::Device;
+
+    use super::*;
+
+    /// Behind the position lies what is no maximum, and no minimum, of any type.
+    #[test]
+    fn what_lies_behind_is_never_the_largest_or_the_smallest() -> Result<()> {
+        let position = Tensor::new(&[1u32], &Device::Cpu)?;
+        for dtype in [DType::U8, DType::U32, DType::I64, DType::F16, DType::F32] {
+            let x = Tensor::new(&[[0u8, 0, 7], [7, 7, 0]], &Device::Cpu)?.to_dtype(dtype)?;
+            let [largest, least] = [f32::NEG_INFINITY, f32::INFINITY].map(|number| ends_as(&x, 1, number, &position));
+            let row = |x: Tensor| x.to_dtype(DType::F32)?.to_vec1::<f32>();
+            assert_eq!((row(largest?.max(1)?)?, row(least?.min(1)?)?), (vec![0., 7.], vec![0., 7.]), "{dtype:?}");
+        }
+        Ok(())
+    }
 }
