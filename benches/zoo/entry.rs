@@ -99,12 +99,14 @@ pub struct Target {
     pub device: Device,
     pub dtype: DType,
     pub batch: usize,
+    /// Factor of convolutions' weights.
+    pub gain: f32,
 }
 
 impl Target {
     /// Random weights, the same at every call.
     pub fn weights(&self) -> VarBuilder<'static> {
-        opara_weights::seeded(0, self.dtype, &self.device)
+        opara_weights::seeded_with_gain(0, self.gain, self.dtype, &self.device)
     }
 
     /// Random weights without the tensors for which `absent` holds, given name and shape. Some models probe for tensors

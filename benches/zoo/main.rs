@@ -68,7 +68,7 @@ struct Args {
     #[arg(long, default_value_t = 0)]
     stress: u64,
 
-    /// Scheduling scheduler.
+    /// Scheduler.
     #[arg(long, default_value_t, value_parser = PossibleValuesParser::new(BuiltIn::ALL.map(BuiltIn::as_str))
         .try_map(|name| name.parse::<BuiltIn>()))]
     scheduler: BuiltIn,
@@ -90,6 +90,10 @@ struct Args {
     /// fail.
     #[arg(long, default_value_t = 1, requires = "unchanged", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
+
+    /// Factor of convolutions' weights: random ones may amplify roundings until results of 16 bits tell nothing.
+    #[arg(long, default_value_t = 1., requires = "unchanged")]
+    gain: f32,
 
     /// Folder that keeps compiled kernels and decisions of rewriting for a second run, as `Builder::cache_folder`.
     #[arg(long, requires = "unchanged")]
@@ -210,7 +214,7 @@ fn run_unchanged(args: &Args, device: &Device, mut json: Option<File>) -> Result
         ["exact", "accurate"].into_iter().filter(|name| args.unchanged.iter().any(|asked| asked == name)).collect();
     for entry in zoo().filter(|entry| args.only.is_empty() || args.only.iter().any(|name| name == entry.name)) {
         for &dtype in args.dtypes(&[DType::F32, DType::F16]) {
-            let target = Target { device: device.clone(), dtype, batch: args.batch };
+            let target = Target { device: device.clone(), dtype, batch: args.batch, gain: args.gain };
             let folders = [&args.traces, &args.cache].map(Option::as_deref);
             match caught(|| unchanged::measure(entry, &target, args.iters, &numerics, folders)) {
                 Ok(row) => {
@@ -236,7 +240,7 @@ fn print(row: &Row, json: Option<&mut File>) -> Result<()> {
 fn run_eager_once(entry: &Entry, dtype: DType, batch: usize) -> Row {
     let start = Instant::now();
     let outcome = caught(|| {
-        let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype, batch })?;
+        let Model { function, inputs, .. } = (entry.build)(&Target { device: Device::Cpu, dtype, batch, gain: 1. })?;
         let outputs = function(&inputs)?;
         Ok(Outcome::Ran {
             finite: bits::finite(&outputs)?,

@@ -121,7 +121,7 @@ pub fn measure(entry: &Entry, device: &Device, dtype: DType, counts: Counts, tra
         false => Ok(Memory::default()),
     };
     let (eager_memory, memory) = (memory(Calls::Eager)?, memory(Calls::Executor)?);
-    let model = (entry.build)(&Target { device: device.clone(), dtype, batch: 1 })?;
+    let model = (entry.build)(&Target { device: device.clone(), dtype, batch: 1, gain: 1. })?;
     let Model { function, inputs, .. } = &model;
 
     let outputs = function(inputs)?;

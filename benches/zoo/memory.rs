@@ -51,7 +51,7 @@ impl Memory {
     /// # Errors
     /// An error of the model or of the executor.
     pub fn of_calls(calls: Calls, entry: &Entry, device: &Device, dtype: DType, builder: Builder) -> Result<Self> {
-        let target = Target { device: device.clone(), dtype, batch: 1 };
+        let target = Target { device: device.clone(), dtype, batch: 1, gain: 1. };
         let (model, made) = taken(device, || (entry.build)(&target).context("it cannot be made"))?;
         let Model { function, inputs, .. } = &model;
         let parts = match calls {

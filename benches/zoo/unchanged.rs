@@ -42,7 +42,7 @@ pub fn measure(
     numerics: &[&'static str],
     [traces, cache]: [Option<&Path>; 2],
 ) -> Result<Row> {
-    let Target { device, dtype, batch } = target;
+    let Target { device, dtype, batch, .. } = target;
     let model = (entry.build)(target)?;
     let Model { inputs, native, .. } = &model;
     let build = |name: &str, model: &Model| -> Result<OparaExecutor> {

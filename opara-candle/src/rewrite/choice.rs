@@ -102,7 +102,7 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
     };
     for set in sets {
         let [references, candle] = set.outputs()?;
-        if let Some(reason) = unexplained(set.explained, [&references, &candle])? {
+        if let Some(reason) = unexplained([&references, &candle])? {
             return Ok(Err(reason));
         }
     }

@@ -7,7 +7,7 @@ use opara_plan::rewrite::rules::Match;
 use opara_plan::rewrite::{Compared, Compute, Graph, Node, ProductPrecision};
 use opara_plan::trace::Function;
 
-use super::accuracy::{compare_up_to, near_in_kind, same_kinds, EXPLAINED};
+use super::accuracy::{compare, near_in_kind, same_kinds};
 use super::alone::Candles;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 use super::set::{beginning, in_one_row, joined, Set, ENOUGH};
@@ -36,7 +36,7 @@ pub(super) fn judge(
 
 /// Compares outputs of many numbers. Few numbers have to follow from nodes that are judged by themselves. So do those behind products
 /// that round to 8 bits, if they differ: a rounding that falls another way in one layer moves all that follow, and whose errors are
-/// smaller at the end is luck. Nor is it more where a run amplifies its roundings.
+/// smaller at the end is luck.
 fn judge_on(
     graph: &Graph,
     (changed, fits): (&Graph, &[Match]),
@@ -46,8 +46,7 @@ fn judge_on(
     let given = given.collect::<Result<Vec<_>>>()?;
     let [references, candle] = set.outputs()?;
     let (mut worst, mut few, mut noise) = (Compared::default(), Vec::new(), 0f64);
-    let explained = set.explained;
-    let is_luck = rounds(graph) || explained > EXPLAINED;
+    let is_rounded = rounds(graph);
     for (at, output) in changed.outputs.iter().enumerate() {
         let other = in_one_row(given.iter().map(|given| &given[at]))?;
         // By the first item alone, candle's are that one's.
@@ -56,10 +55,10 @@ fn judge_on(
             few.push((output.value, [references[at].clone(), candle[at].clone(), other]));
             continue;
         }
-        match compare_up_to(explained, [&references[at], &candle[at], &other])? {
+        match compare(&references[at], &candle[at], &other)? {
             Ok(compared) => worst = worst.or_worse(compared),
-            Err(reason) if !is_luck => return Ok(Err(reason)),
-            Err(_) => match compare_up_to(explained, [&references[at], &candle[at], &candle[at]])? {
+            Err(reason) if !is_rounded => return Ok(Err(reason)),
+            Err(_) => match compare(&references[at], &candle[at], &candle[at])? {
                 Ok(own) => {
                     noise = noise.max(own.apart);
                     few.push((output.value, [references[at].clone(), candle[at].clone(), other]));
@@ -86,7 +85,7 @@ fn judge_on(
     }
     for (_, [reference, candle, other]) in &few {
         // Their own errors are luck.
-        match follow([reference, candle, other], worst.apart, explained)? {
+        match follow([reference, candle, other], worst.apart)? {
             Ok(apart) => worst.apart = apart,
             Err(reason) => return Ok(Err(reason)),
         }
@@ -107,12 +106,8 @@ fn rounds(graph: &Graph) -> bool {
 
 /// Whether a result can come from values at distance `apart` from candle's, or as far from candle's as candle's is from double precision:
 /// returns the larger distance. Integers must be equal.
-pub(super) fn follow(
-    [reference, candle, other]: [&Tensor; 3],
-    apart: f64,
-    explained: f64,
-) -> Result<std::result::Result<f64, String>> {
-    let own = match compare_up_to(explained, [reference, candle, candle])? {
+pub(super) fn follow([reference, candle, other]: [&Tensor; 3], apart: f64) -> Result<std::result::Result<f64, String>> {
+    let own = match compare(reference, candle, candle)? {
         Ok(own) => own.apart,
         Err(reason) => return Ok(Err(reason)),
     };

@@ -5,7 +5,7 @@ use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
 use opara_plan::rewrite::{Graph, Input, Item};
 
-use super::accuracy::{compare_up_to, distance, has_no_finite, unit, AMPLIFIED, EXPLAINED};
+use super::accuracy::{compare, has_no_finite};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 
 /// The operands and results of a run.
@@ -16,8 +16,6 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if those of the run were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
-    /// How far candle's outputs may be from double precision.
-    pub(super) explained: f64,
 }
 
 /// A run on some operands.
@@ -37,23 +35,15 @@ impl Set {
     /// A graph that cannot be computed.
     pub fn new(graph: &Graph, inputs: Vec<Tensor>, outputs: Vec<Tensor>) -> Result<Self> {
         if !has_empty(&outputs)? {
-            let read = inputs.clone();
-            return Self::recorded(graph, &read, inputs, outputs);
+            let references = in_double_precision(graph, &inputs, Numbers::All)?;
+            return Ok(Self::of(Numbers::All, Run { inputs, candle: outputs, references }));
         }
         let run = Run::computed(graph, inputs, Numbers::Finite)?;
         Ok(Self { recorded: Some(outputs), ..Self::of(Numbers::Finite, run) })
     }
 
     fn of(numbers: Numbers, run: Run) -> Self {
-        Self { runs: vec![run], numbers, recorded: None, explained: EXPLAINED }
-    }
-
-    /// Of outputs that a recorded pass gave, which the graph computes of `read`.
-    fn recorded(graph: &Graph, read: &[Tensor], inputs: Vec<Tensor>, candle: Vec<Tensor>) -> Result<Self> {
-        let references = in_double_precision(graph, read, Numbers::All)?;
-        let is_told = unexplained(EXPLAINED, [&references, &candle])?.is_none();
-        let explained = if is_told || !amplifies(graph, read, [&references, &candle])? { EXPLAINED } else { AMPLIFIED };
-        Ok(Self { explained, ..Self::of(Numbers::All, Run { inputs, candle, references }) })
+        Self { runs: vec![run], numbers, recorded: None }
     }
 
     /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
@@ -68,7 +58,8 @@ impl Set {
         if has_empty(&candle)? || candle.iter().any(|output| matches!(output.elem_count(), 1..ENOUGH)) {
             return Ok(None);
         }
-        Ok(Some(Self::recorded(&item.graph, &inputs_of(item, &inputs)?, inputs, candle)?))
+        let references = in_double_precision(&item.graph, &inputs_of(item, &inputs)?, Numbers::All)?;
+        Ok(Some(Self::of(Numbers::All, Run { inputs, candle, references })))
     }
 
     /// The run on operands of other values than these, beside candle's operators on them: by the first item, if there are several.
@@ -88,7 +79,7 @@ impl Set {
             }
             None => Run::computed(graph, inputs, Numbers::All)?,
         };
-        let is_told = !has_empty(&run.candle)? && unexplained(EXPLAINED, [&run.references, &run.candle])?.is_none();
+        let is_told = !has_empty(&run.candle)? && unexplained([&run.references, &run.candle])?.is_none();
         Ok(is_told.then(|| Self::of(Numbers::All, run)))
     }
 
@@ -134,36 +125,13 @@ fn has_empty(outputs: &[Tensor]) -> Result<bool> {
 }
 
 /// Why no change of a run can be judged that gives these outputs: double precision does not reproduce candle's, or nothing is finite.
-pub(super) fn unexplained(explained: f64, [references, candle]: [&[Tensor]; 2]) -> Result<Option<String>> {
+pub(super) fn unexplained([references, candle]: [&[Tensor]; 2]) -> Result<Option<String>> {
     for (reference, candle) in references.iter().zip(candle) {
-        if let Err(reason) = compare_up_to(explained, [reference, candle, candle])? {
+        if let Err(reason) = compare(reference, candle, candle)? {
             return Ok(Some(reason));
         }
     }
     Ok(None)
-}
-
-/// Whether a run amplifies its roundings so that candle's outputs may be as far from double precision as they are: one rounding of each
-/// of its operands moves double precision by a part of that, too.
-fn amplifies(graph: &Graph, read: &[Tensor], [references, candle]: [&[Tensor]; 2]) -> Result<bool> {
-    /// A run rounds behind every operator.
-    const ROUNDINGS: f64 = 16.;
-    // Convolutions of f32 round to TF32.
-    let rounded = |floats: &Tensor| -> Result<Tensor> {
-        let unit = unit(floats.dtype()).max(unit(DType::F16));
-        let factor = waves(floats.elem_count(), 1, floats.device())?.to_dtype(DType::F64)?.affine(unit, 1.)?;
-        floats.to_dtype(DType::F64)? * factor.reshape(floats.shape())?
-    };
-    let of = |(input, of): (&Tensor, &Input)| if of.element.is_float() { rounded(input) } else { Ok(input.clone()) };
-    let moved = read.iter().zip(&graph.inputs).map(of).collect::<Result<Vec<_>>>()?;
-    let moved = in_double_precision(graph, &moved, Numbers::All)?;
-    for ((reference, candle), moved) in references.iter().zip(candle).zip(&moved) {
-        let [own, moved] = [candle, moved].map(|other| distance(reference, other));
-        if !matches!((own?, moved?), (Ok(own), Ok(moved)) if own <= EXPLAINED.max(ROUNDINGS * moved)) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// On how many operands a node of `numbers` results has `enough` of them, or as many as are computed; `varying` elements of them differ.

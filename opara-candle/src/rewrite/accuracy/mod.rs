@@ -12,9 +12,6 @@ use opara_plan::rewrite::{Compared, Errors};
 /// precision computes something else.
 pub(super) const EXPLAINED: f64 = 1. / 8.;
 
-/// The same for results of a run that [amplifies](super::set) its own roundings, as the largest of near scores does.
-pub(super) const AMPLIFIED: f64 = 0.6;
-
 /// Holds a result, and candle's, against double precision. A result is no less accurate than candle's if
 ///
 /// - the root of its mean squared error is at most 1.05 times candle's plus 0.05 units,
@@ -28,16 +25,7 @@ pub(crate) fn compare(
     candle: &Tensor,
     other: &Tensor,
 ) -> Result<std::result::Result<Compared, String>> {
-    compare_up_to(EXPLAINED, [reference, candle, other])
-}
-
-/// The same where candle's result may be as far from double precision as `explained`.
-///
-/// # Errors
-/// The inner one says why the result may not stand for candle's.
-pub(super) fn compare_up_to(explained: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
-    let unit = unit(tensors[1].dtype());
-    Ok(errors(unit, tensors)?.and_then(|errors| judged(unit, errors, explained)))
+    compared(unit(candle.dtype()), [reference, candle, other])
 }
 
 /// The same where the results that follow are off by much more than this one's roundings: by `noise`, relative to the root of the mean
@@ -50,9 +38,13 @@ pub(super) fn compare_beside(noise: f64, tensors: [&Tensor; 3]) -> Result<std::r
     let unit = unit(tensors[1].dtype());
     let judged = |errors: [Errors; 2]| match errors[1].rms.max(errors[1].max / 16.) * unit < FRACTION * noise {
         true => Ok(Compared::new(unit, errors)),
-        false => judged(unit, errors, EXPLAINED),
+        false => judged(unit, errors),
     };
     Ok(errors(unit, tensors)?.and_then(judged))
+}
+
+fn compared(unit: f64, tensors: [&Tensor; 3]) -> Result<std::result::Result<Compared, String>> {
+    Ok(errors(unit, tensors)?.and_then(|errors| judged(unit, errors)))
 }
 
 /// The errors of candle's result and of another one, beside a result in double precision, which comes first.
@@ -93,8 +85,8 @@ pub(super) fn unit(dtype: DType) -> f64 {
 }
 
 /// Whether a result with these errors is no less accurate: candle's come first.
-fn judged(unit: f64, [candle, other]: [Errors; 2], explained: f64) -> std::result::Result<Compared, String> {
-    if candle.rms * unit > explained {
+fn judged(unit: f64, [candle, other]: [Errors; 2]) -> std::result::Result<Compared, String> {
+    if candle.rms * unit > EXPLAINED {
         return Err(format!(
             "double precision does not give candle's results: they differ by {:.2e}",
             candle.rms * unit
@@ -121,15 +113,13 @@ pub(crate) fn near_in_kind(candle: &Tensor, other: &Tensor, apart: f64) -> Resul
 }
 
 /// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room
-/// for sixteen times as much, and for as many roundings of their type. Of a run that amplifies its
-/// roundings, for twice as much: each is as far from double precision by itself.
+/// for sixteen times as much, and for as many roundings of their type.
 ///
 /// # Errors
 /// The inner one says why not: then launches are not where they belong.
 pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
     const ROOM: f64 = 16.;
-    let amplified = if apart <= AMPLIFIED { 2. * apart } else { 0. };
-    let limit = (ROOM * apart.max(unit(candle.dtype()))).min(EXPLAINED.max(amplified));
+    let limit = (ROOM * apart.max(unit(candle.dtype()))).min(EXPLAINED);
     let is_near = |found: f64| match found <= limit {
         true => Ok(()),
         false => Err(format!("an output differs from candle's by {found:.2e}")),

@@ -49,8 +49,8 @@ fn compared(unit: f64, reference: &[f64], candle: &[f64], other: &[f64]) -> std:
         ),
         (None, Err(_)) => {}
     }
-    let both = errors(unit, tensors).unwrap().and_then(|errors| judged(unit, errors, EXPLAINED));
-    let judged = host.and_then(|host| judged(unit, host, EXPLAINED));
+    let both = super::compared(unit, tensors).unwrap();
+    let judged = host.and_then(|host| judged(unit, host));
     assert_eq!(both.is_ok(), judged.is_ok(), "{both:?} {judged:?}");
     both
 }

@@ -1,0 +1,173 @@
+//! Times a step of training: forward, backward and AdamW, by candle alone, by candle with this library's optimizer, and captured as one
+//! graph, exact and accurate. All take the same steps from the same weights; the losses stand beside the times.
+//!
+//!     cargo run --release --features cudnn,zoo --example training -- --only bert-base --dtype bf16 --batch 8 --json training.jsonl
+//!
+//! `benches/peers/python/train.py` has the same models in PyTorch. Without a GPU each contestant takes one step, eagerly.
+
+mod models;
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use candle::{DType, Device, Tensor, Var};
+use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
+use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
+use clap::Parser;
+use opara_candle::optim::AdamW;
+use opara_candle::{Numerics, OparaExecutor};
+use opara_examples::{exit_code, types};
+use serde_json::{json, Value};
+
+use crate::models::{Loss, Model, MODELS};
+
+#[derive(Parser)]
+struct Args {
+    /// Models to train; by default all.
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(MODELS.map(|model| model.name)))]
+    only: Vec<String>,
+
+    /// Dtype of weights and activations.
+    #[arg(long, default_value = "f32", value_parser = types(["f32", "f16", "bf16"]))]
+    dtype: DType,
+
+    /// Items of a batch.
+    #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    batch: usize,
+
+    /// Contestants: candle, optimizer, exact, accurate.
+    #[arg(long, value_delimiter = ',', default_values = CONTESTANTS, value_parser = PossibleValuesParser::new(CONTESTANTS))]
+    contestants: Vec<String>,
+
+    /// Steps to measure.
+    #[arg(long, default_value_t = 30, value_parser = RangedU64ValueParser::<usize>::new().range(3..))]
+    steps: usize,
+
+    /// File to write one line of JSON a contestant to.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+const CONTESTANTS: [&str; 4] = ["candle", "optimizer", "exact", "accurate"];
+
+fn main() -> ExitCode {
+    exit_code(run())
+}
+
+fn run() -> Result<()> {
+    let args = Args::parse();
+    let device = opara_candle::cuda_device(0).unwrap_or(Device::Cpu);
+    let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
+    for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
+        for contestant in &args.contestants {
+            let mut line = measured(model, contestant, &args, &device)
+                .unwrap_or_else(|error| json!({ "failed": error.to_string().lines().next() }));
+            (line["model"], line["contestant"]) = (model.name.into(), contestant.as_str().into());
+            (line["dtype"], line["batch"]) = (args.dtype.as_str().into(), args.batch.into());
+            println!("{line}");
+            if let Some(file) = &mut file {
+                writeln!(file, "{line}")?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Trains a model of its own, whose weights are those of the other contestants.
+fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Result<Value> {
+    let (weights, loss) = seeded(model, args.dtype, device)?;
+    let batch = (model.batch)(args.batch, args.dtype, device)?;
+    let params = ParamsAdamW { lr: 1e-4, ..Default::default() };
+    match contestant {
+        "candle" => {
+            let mut optimizer = candle_nn::AdamW::new(
+                variables(&weights)?.into_iter().map(|(_, variable)| variable).collect(),
+                params,
+            )?;
+            timed(args, device, || {
+                let loss = loss(&batch)?.swap_remove(0);
+                optimizer.backward_step(&loss)?;
+                Ok(loss)
+            })
+        }
+        "optimizer" => {
+            let mut optimizer = trained(&weights, params)?;
+            timed(args, device, || {
+                let loss = loss(&batch)?.swap_remove(0);
+                optimizer.backward_step(&loss)?;
+                Ok(loss)
+            })
+        }
+        numerics => {
+            let numerics = if numerics == "exact" { Numerics::Exact } else { Numerics::Accurate };
+            let (optimizer, begin) = (trained(&weights, params)?, Instant::now());
+            let builder = OparaExecutor::builder().numerics(numerics);
+            let mut trainer = builder.build_train(move |batch: &[Tensor]| loss(batch), &optimizer, &batch)?;
+            let built_s = begin.elapsed().as_secs_f64();
+            let mut line = timed(args, device, || Ok(trainer.step(&batch)?))?;
+            line["built_s"] = built_s.into();
+            if let Some(report) = trainer.report() {
+                line["mode"] = format!("{:?}", report.mode()).to_lowercase().into();
+                line["reason"] = report.reason().into();
+                line["gpu_ms"] = (report.replay_us() / 1e3).into();
+                line["launches"] = report.counts().ops.into();
+            }
+            Ok(line)
+        }
+    }
+}
+
+/// The variables that a step trains, by name: norms of batches write their statistics themselves.
+fn variables(weights: &VarMap) -> Result<Vec<(String, Var)>> {
+    let data = weights.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked with the weights"))?;
+    let of =
+        |(name, variable): (&String, &Var)| (!name.contains(".running_")).then(|| (name.clone(), variable.clone()));
+    Ok(data.iter().filter_map(of).collect())
+}
+
+fn trained(weights: &VarMap, params: ParamsAdamW) -> Result<AdamW> {
+    Ok(AdamW::of_named(variables(weights)?, params)?)
+}
+
+/// The model with weights that are the same in each run.
+fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)> {
+    let weights = VarMap::new();
+    let loss = (model.make)(VarBuilder::from_varmap(&weights, dtype, device))?;
+    let data = weights.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked with the weights"))?;
+    let mut named: Vec<_> = data.iter().collect();
+    named.sort_by_key(|(name, _)| name.as_str());
+    for (at, (_, variable)) in named.into_iter().enumerate().filter(|(_, (_, variable))| variable.rank() > 1) {
+        let (count, inputs) = (variable.elem_count(), variable.elem_count() / variable.dim(0)?);
+        let scale = (inputs as f64).powf(-0.5);
+        let numbers = (0..count).map(|of| ((of * 7919 + at * 104_729) % 10_007) as f32 / 5_003.5 - 1.);
+        let numbers = (Tensor::from_iter(numbers, device)? * scale)?.reshape(variable.shape())?;
+        variable.set(&numbers.to_dtype(dtype)?)?;
+    }
+    drop(data);
+    Ok((weights, loss))
+}
+
+/// Milliseconds of a step on the clock, and the losses of the first and of the last one.
+fn timed(args: &Args, device: &Device, mut step: impl FnMut() -> Result<Tensor>) -> Result<Value> {
+    let first = number(&step()?)?;
+    let mut ms = Vec::new();
+    let mut last = first;
+    for _ in 1..if device.is_cuda() { args.steps } else { 1 } {
+        device.synchronize()?;
+        let begin = Instant::now();
+        let loss = step()?;
+        device.synchronize()?;
+        ms.push(begin.elapsed().as_secs_f64() * 1e3);
+        last = number(&loss)?;
+    }
+    ms.sort_by(f64::total_cmp);
+    Ok(json!({ "ms": ms.get(ms.len() / 2), "first_loss": first, "last_loss": last }))
+}
+
+fn number(loss: &Tensor) -> Result<f32> {
+    Ok(loss.to_dtype(DType::F32)?.to_scalar()?)
+}
