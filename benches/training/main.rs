@@ -18,6 +18,7 @@ use candle::{DType, Device, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
+use opara_candle::device_memory::watch;
 use opara_candle::optim::AdamW;
 use opara_candle::{Numerics, OparaExecutor};
 use opara_examples::{exit_code, types};
@@ -64,8 +65,11 @@ fn run() -> Result<()> {
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
     for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         for contestant in &args.contestants {
-            let mut line = measured(model, contestant, &args, &device)
-                .unwrap_or_else(|error| json!({ "failed": error.to_string().lines().next() }));
+            let (line, usage) =
+                watch(&device, || Ok::<_, anyhow::Error>(measured(model, contestant, &args, &device)))?;
+            let mut line = line.unwrap_or_else(|error| json!({ "failed": error.to_string().lines().next() }));
+            // Weights, moments, gradients and activations, and what building takes.
+            line["peak_mib"] = usage.map(|usage| (usage.peak - usage.before) >> 20).into();
             (line["model"], line["contestant"]) = (model.name.into(), contestant.as_str().into());
             (line["dtype"], line["batch"]) = (args.dtype.as_str().into(), args.batch.into());
             println!("{line}");

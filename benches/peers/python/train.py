@@ -155,13 +155,15 @@ def contestants(name: str, dtype: torch.dtype, rows: int, autocast: bool, is_ima
 
 
 def measure(make: Callable[[], Step], steps: int) -> dict:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
     begin = time.perf_counter()
     step = make()
     first = step().item()
     for _ in range(5):
         step()
     ready_s = time.perf_counter() - begin
-    torch.cuda.reset_peak_memory_stats()
     wall, gpu, last = [], [], 0.0
     for _ in range(steps):
         torch.cuda.synchronize()
@@ -174,7 +176,7 @@ def measure(make: Callable[[], Step], steps: int) -> dict:
         wall.append((time.perf_counter() - at) * 1e3)
         gpu.append(start.elapsed_time(end))
         last = value.item()
-    peak = torch.cuda.max_memory_allocated() / 2**20
+    peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     return {
         "ms": statistics.median(wall),
         "gpu_ms": statistics.median(gpu),

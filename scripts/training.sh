@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Times steps of training beside PyTorch on one GPU, and writes benches/results/training.json:
+#
+#     scripts/training.sh FOLDER [MODEL DTYPE BATCH]...
+#
+# FOLDER gets the lines of each cell and side. What is there is not measured again.
+#
+# TRAINING: the program, if it is built   COMMIT: what it was built of   PYTHON=python3   OUTPUT: the file   CELL=90: seconds for a cell on
+# one side
+set -uo pipefail
+folder=$(realpath -m "${1:?"give a folder for the lines"}")
+shift
+cd "$(dirname "$0")/.."
+commit=${COMMIT:-$(git rev-parse --short HEAD)}
+python=${PYTHON:-python3}
+if [ $# = 0 ]; then
+    set -- mlp f32 64 resnet18-32 f32 32 resnet18-32 f32 128 bert-base f32 8 bert-base bf16 8 bert-base bf16 32 vit-small f32 32 vit-small bf16 256
+fi
+if [ -z "${TRAINING:-}" ]; then
+    cargo build --release --features cudnn,zoo --example training || exit
+    TRAINING=${CARGO_TARGET_DIR:-target}/release/examples/training
+fi
+mkdir -p "$folder"
+while [ $# -ge 3 ]; do
+    to=$folder/$1-$2-$3
+    [ -e "$to.ours.jsonl" ] ||
+        timeout "${CELL:-90}" "$TRAINING" --only "$1" --dtype "$2" --batch "$3" --json "$to.ours.jsonl" >"$to.ours.log" 2>&1
+    [ -e "$to.torch.jsonl" ] ||
+        timeout "${CELL:-90}" "$python" benches/peers/python/train.py --models "$1" --dtype "$2" --batch "$3" >"$to.torch.jsonl" 2>"$to.torch.log"
+    shift 3
+done
+"$python" benches/peers/python/join_training.py "$folder" -o "${OUTPUT:-benches/results/training.json}" --commit "$commit"
