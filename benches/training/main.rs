@@ -65,8 +65,7 @@ fn run() -> Result<()> {
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
     for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         for contestant in &args.contestants {
-            let (line, usage) =
-                watch(&device, || Ok::<_, anyhow::Error>(measured(model, contestant, &args, &device)))?;
+            let (line, usage) = watch(&device, || Ok::<_, anyhow::Error>(measured(model, contestant, &args, &device)))?;
             let mut line = line.unwrap_or_else(|error| json!({ "failed": error.to_string().lines().next() }));
             // Weights, moments, gradients and activations, and what building takes.
             line["peak_mib"] = usage.map(|usage| (usage.peak - usage.before) >> 20).into();

@@ -11,6 +11,8 @@ mod others;
 #[cfg(feature = "cuda")]
 mod pieces;
 #[cfg(feature = "cuda")]
+mod prompts;
+#[cfg(feature = "cuda")]
 mod several;
 #[cfg(feature = "cuda")]
 mod sources;
@@ -180,7 +182,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     /// them; at 0 another text begins.
     ///
     /// A token is a step. Several tokens are read in pieces of a few sizes, each of which is one graph, built at its first use. Where that is
-    /// [refused](Self::several_refused), the module reads prompts, and several tokens behind a replayed text are as many steps. Then the
+    /// [refused](Self::several_refused), several tokens are as many steps; but prompts that the module reads faster, it reads itself. Then the
     /// first one after a prompt also captures the module's own step and copies its cache. Some modules leave their cache in another form
     /// behind a prompt than behind a step: they make the first step themselves, and replays take over at the second one.
     ///
@@ -265,8 +267,8 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         self.step.as_ref().map(Step::report)
     }
 
-    /// Why prompts, and several tokens behind a text, are not replayed in pieces, if steps are replayed and these are not. Then the module
-    /// reads prompts itself, and several tokens behind them are as many steps.
+    /// Why prompts, and several tokens behind a text, are not replayed in pieces, if steps are replayed and these are not. Then they are as many
+    /// steps, but for prompts that the module reads faster.
     pub fn several_refused(&self) -> Option<&str> {
         self.step.as_ref().and_then(Step::several_refused)
     }

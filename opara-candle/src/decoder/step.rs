@@ -29,11 +29,11 @@ pub(super) struct Step {
     executor: StepExecutor<Vec<Tensor>>,
     /// Reads pieces of several tokens; or the reason why there is none.
     several: std::result::Result<Several, String>,
-    /// The tokens of a prompt that is read so, at most.
+    /// The tokens of a prompt that the module does not read, at most.
     longest: usize,
     /// The position, a cache for each attention, what else grows, and the states.
     text: Vec<Tensor>,
-    growth: Growth,
+    pub(super) growth: Growth,
     inputs: Inputs,
     counted: Vec<Counted>,
     /// The dimension of the logits of several tokens, if there are logits of each; `None` if those of the last one are all. The outer
@@ -44,9 +44,18 @@ pub(super) struct Step {
     standing: Standing,
     of_first: First,
     /// Two captures to compare others with.
-    known: [Known; 2],
-    capacity: usize,
+    pub(super) known: [Known; 2],
+    pub(super) capacity: usize,
     rows: usize,
+}
+
+/// Prompts, with the module's logits.
+pub(super) struct Prompts<'a> {
+    pub example: (&'a Tensor, &'a Tensor),
+    /// Nearly as long as a text may be.
+    pub long: (&'a Tensor, &'a Tensor),
+    /// How far other logits may be from these.
+    pub room: f64,
 }
 
 impl Step {
@@ -184,7 +193,7 @@ impl Step {
         let mut step = Self {
             executor,
             several,
-            longest: capacity,
+            longest: 0,
             text,
             growth,
             inputs,
@@ -209,62 +218,26 @@ impl Step {
                 apart = apart.max(distance(&expected, &given)?.map_err(|why| refused(&why))?);
             }
         }
+        let room = Self::ROOM * apart.max(2. * compared.unit);
+        let prompts = Prompts { example: (example, &of_prompt), long: (&long, &of_long), room };
         if step.several.is_ok() {
-            let room = Self::ROOM * apart.max(2. * compared.unit);
-            match or_reason(step.longest_prompt(texts, [(example, &of_prompt), (&long, &of_long)], room))? {
+            match or_reason(step.longest_in_pieces(texts, &prompts))? {
                 Ok(longest) => step.longest = longest,
                 Err(why) => step.several = Err(why),
+            }
+        }
+        if let Err(why) = step.several.as_ref().map(drop).map_err(String::clone) {
+            match or_reason(step.longest_by_token(texts, &prompts))? {
+                Ok(longest) => step.longest = longest,
+                Err(why_not) => step.several = Err(format!("{why}; token by token, {why_not}")),
             }
         }
         Ok(step)
     }
 
-    /// The tokens of the longest prompt that has the module's logits if it is read in pieces.
-    ///
-    /// # Errors
-    /// [`Error::NotCapturable`] if not even the example has, and errors of the module.
-    fn longest_prompt<M: Send + 'static>(
-        &mut self,
-        texts: &Texts<M>,
-        [(example, of_example), (long, of_long)]: [(&Tensor, &Tensor); 2],
-        room: f64,
-    ) -> Result<usize> {
-        self.check_prompt(example, of_example, room)?;
-        // A module may see more of a prompt than its window has of a text.
-        let Growth { caches, grown, .. } = &self.growth;
-        let windows = caches.iter().map(|of| of.window).chain(grown.iter().map(|of| of.window));
-        let window =
-            windows.flatten().map(|window| window as usize).min().filter(|window| *window >= self.known[0].length);
-        let mut checked = Ok(());
-        if let Some(beyond) = window.map(|window| window + 2).filter(|tokens| *tokens < self.capacity) {
-            let prompt = repeated(example, beyond)?;
-            let expected = texts.add(&mut texts.fresh()?, &prompt, 0)?;
-            checked = self.check_prompt(&prompt, &expected, room);
-        }
-        match (checked.and_then(|()| self.check_prompt(long, of_long, room)), window) {
-            (Ok(()), _) => Ok(self.capacity),
-            (Err(error), Some(window)) if error.is_refusal() => Ok(window),
-            (Err(error), _) => Err(error),
-        }
-    }
-
-    /// Fails if a prompt that is read in pieces has other logits than the module's.
-    fn check_prompt(&mut self, prompt: &Tensor, expected: &Tensor, room: f64) -> Result<()> {
-        self.begin()?;
-        let given = self.read(prompt, 0)?.ok_or_else(|| refused("there are no logits"))?;
-        let apart = distance(&expected.flatten_all()?, &given.flatten_all()?)?.map_err(|why| refused(&why))?;
-        if apart <= room {
-            return Ok(());
-        }
-        let tokens = prompt.dim(1)?;
-        Err(refused(&format!(
-            "a prompt of {tokens} tokens has other logits than as many steps: they differ by {apart:.1e}"
-        )))
-    }
-
-    /// Is a prompt of this length read in pieces?
+    /// Is a prompt of this length read in pieces, or token by token?
     pub fn reads_prompt(&self, tokens: usize) -> bool {
-        self.several.is_ok() && tokens <= self.longest
+        tokens <= self.longest
     }
 
     /// Why several tokens are not one graph, if they are not.
@@ -272,7 +245,7 @@ impl Step {
         self.several.as_ref().err().map(String::as_str)
     }
 
-    /// Begins a text, whose prompt is read in pieces.
+    /// Begins a text, whose prompt is read in pieces or token by token.
     pub fn begin(&self) -> Result<()> {
         // Behind the last token of what grows there are zeros; attention does not read a cache there.
         let (position, others) = self.text.split_at(1);
