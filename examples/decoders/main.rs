@@ -141,11 +141,19 @@ fn measured(args: &Args, device: &Device, decode: Decode) -> Result<serde_json::
         }
     }
     let first_ms = replayed[0] * 1e3;
+    let report = fast.report();
+    let rewrites = report.as_ref().map(|report| {
+        report
+            .rewrites()
+            .iter()
+            .map(|of| (of.rule.to_string(), of.times.into()))
+            .collect::<serde_json::Map<_, serde_json::Value>>()
+    });
     let fast_prompt_ms = prompt_ms(device, || Ok(fast.forward(&prompt, 0)?))?;
     Ok(json!({
         "candle_prompt_ms": own_prompt_ms, "prompt_ms": fast_prompt_ms, "prompt_refused": fast.several_refused(),
-        "candle_us": own_us, "library_us": library, "us": median(&mut replayed[1..]) * 1e6, "step_us": fast.report().map(|report| report.replay_us()),
-        "launches": fast.report().map(|report| report.counts().ops), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
+        "candle_us": own_us, "library_us": library, "us": median(&mut replayed[1..]) * 1e6, "step_us": report.as_ref().map(|report| report.replay_us()),
+        "launches": report.as_ref().map(|report| report.counts().ops), "rewrites": rewrites, "notes": report.as_ref().map(|report| report.notes()), "logits_apart": apart, "first_step_ms": first_ms, "built_s": built_s,
     }))
 }
 

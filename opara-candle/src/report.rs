@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
+use opara_plan::rewrite::rules::Applied;
+use opara_plan::rewrite::Compared;
 use opara_plan::tune::Findings;
 
 /// How calls are answered.
@@ -39,6 +41,15 @@ pub struct Rewrite {
 }
 
 impl Rewrite {
+    /// Of a rule that was applied where results had these errors.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+    pub(crate) fn of(
+        (rule, Applied { times, saved }): (&'static str, Applied),
+        Compared { candle, other, .. }: Compared,
+    ) -> Self {
+        Self { rule, times, saved, error: other.rms, candle_error: candle.rms }
+    }
+
     /// Adds the numbers of the same rule elsewhere.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
     pub(crate) fn add(&mut self, other: &Rewrite) {

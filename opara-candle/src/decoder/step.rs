@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle::Tensor;
-use opara_plan::rewrite::{Growth, Inputs, Standing, Value};
+use opara_plan::rewrite::{rules, Growth, Inputs, Standing, Value};
 
 use super::counted::Counted;
 use super::earlier::{check_turns, Earlier};
@@ -17,7 +17,7 @@ use crate::arguments::write;
 use crate::builder::Builder;
 use crate::cuda::WholePass;
 use crate::environment::Environment;
-use crate::report::{Mode, Report};
+use crate::report::{Mode, Report, Rewrite};
 use crate::rewrite::accuracy::{distance, near};
 use crate::rewrite::choice::{choose_usable, unchanged, Choice};
 use crate::rewrite::set::Set;
@@ -42,6 +42,9 @@ pub(super) struct Step {
     states: Vec<(usize, Value)>,
     /// The rules by which every capture is rewritten.
     standing: Standing,
+    /// The same for a report, and what stays candle's.
+    rewrites: Vec<Rewrite>,
+    notes: Vec<String>,
     of_first: First,
     /// Two captures to compare others with.
     pub(super) known: [Known; 2],
@@ -148,7 +151,7 @@ impl Step {
                 Err(why) => Ok(unchanged(&graph, &[set], why)?),
             });
         let chosen = chosen.map_err(|error| or_refused(error, "its step cannot be held against double precision"))?;
-        let Choice { graph, standing, compared, notes, .. } = chosen.map_err(|why| refused(&why))?;
+        let Choice { graph, fits, standing, compared, notes } = chosen.map_err(|why| refused(&why))?;
         let first = Known::rewritten(graph, &pass, length);
         let mut of_first = First::of(&pass, &inputs);
         let known =
@@ -201,6 +204,8 @@ impl Step {
             each,
             states,
             standing,
+            rewrites: rules::counted(&fits).into_iter().map(|applied| Rewrite::of(applied, compared)).collect(),
+            notes,
             of_first,
             known,
             capacity,
@@ -333,7 +338,10 @@ impl Step {
     }
 
     pub fn report(&self) -> Report {
-        self.executor.report()
+        let mut report = self.executor.report();
+        report.rewrites.extend(&self.rewrites);
+        report.notes.extend(self.notes.iter().cloned());
+        report
     }
 }
 

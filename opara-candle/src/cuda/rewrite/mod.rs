@@ -11,7 +11,7 @@ mod weights;
 
 use candle::Tensor;
 use hashbrown::HashSet;
-use opara_plan::rewrite::rules::{self, counted, Applied, Match};
+use opara_plan::rewrite::rules::{self, counted, Match};
 use opara_plan::rewrite::{regions, Compared, Decision, Graph, Input, Outcome, Region};
 
 use self::fragment::fragment;
@@ -161,7 +161,7 @@ impl Rewriter {
             let [inputs, outputs] = &buffers;
             apart += compared.apart;
             program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]);
-            rewrites.extend(counted(&fits).into_iter().map(|counted| told(counted, compared)));
+            rewrites.extend(counted(&fits).into_iter().map(|counted| Rewrite::of(counted, compared)));
         }
         program.watch_externals();
         let settings = Settings { constant_room: room, ..self.rewriting.settings };
@@ -346,14 +346,6 @@ impl Rewriter {
         self.is_final &= is_final;
         chosen
     }
-}
-
-/// A rule's line in a report.
-fn told(
-    (rule, Applied { times, saved }): (&'static str, Applied),
-    Compared { candle, other, .. }: Compared,
-) -> Rewrite {
-    Rewrite { rule, times, saved, error: other.rms, candle_error: candle.rms }
 }
 
 /// One line a rule.
