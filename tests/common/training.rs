@@ -74,6 +74,46 @@ pub fn assert_optimizers_are_candles(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// More variables than a launch takes, of two dtypes and of sizes that vectors and blocks do not divide: candle's bits, and the norm of
+/// all their gradients.
+pub fn assert_many_variables_are_candles(device: &Device) -> Result<()> {
+    let sizes = (0..150).map(|at| at * at * 3 % 211 + 1).chain([16_384 * 3 + 5, 70_000, 2_048]);
+    let of = |(at, size): (usize, usize)| {
+        let dtype = if at % 3 == 0 { DType::BF16 } else { DType::F32 };
+        waves(at, size)?.to_dtype(dtype)?.to_device(device)
+    };
+    let start = sizes.enumerate().map(of).collect::<Result<Vec<_>>>()?;
+    let variables = || start.iter().map(Var::from_tensor).collect::<Result<Vec<_>>>();
+    let (ours, candles) = (variables()?, variables()?);
+    let params = ParamsAdamW { lr: 0.01, weight_decay: 0.1, ..Default::default() };
+    let a = AdamW::new(ours.clone(), params.clone())?.clip_norm(1e9)?;
+    let mut b = candle_nn::AdamW::new(candles.clone(), params)?;
+    for step in 0..4 {
+        let loss = |variables: &[Var]| {
+            let of = |(at, v): (usize, &Var)| {
+                let slopes = waves(at + step, v.elem_count())?.to_dtype(v.dtype())?.to_device(device)?;
+                (v.as_tensor() * slopes)?.sum_all()?.to_dtype(DType::F32)
+            };
+            let parts = variables.iter().enumerate().map(of).collect::<Result<Vec<_>>>()?;
+            Tensor::stack(&parts, 0)?.sum_all()
+        };
+        let gradients = loss(&ours)?.backward()?;
+        let squares = |v: &Var| match gradients.get(v) {
+            Some(g) => g.to_dtype(DType::F64)?.sqr()?.sum_all()?.to_scalar::<f64>(),
+            None => Ok(0.),
+        };
+        let norm = ours.iter().map(squares).sum::<Result<f64>>()?.sqrt();
+        a.update(&gradients)?;
+        b.backward_step(&loss(&candles)?)?;
+        for (at, (a, b)) in ours.iter().zip(&candles).enumerate() {
+            assert!(same_bits(a, b)?, "step {step}, variable {at} of {} elements", a.elem_count());
+        }
+        let got = a.norm()?.unwrap_or_default();
+        assert!((got / norm - 1.).abs() < 1e-12, "a norm of {got} for {norm}");
+    }
+    Ok(())
+}
+
 /// Ten steps from one value on, in f64, beside a formula of value, gradient, moments and step.
 fn follows<P: Params>(device: &Device, params: P, formula: impl Fn(&mut f64, f64, &mut [f64; 2], i32)) -> Result<()> {
     let value = Var::from_tensor(&Tensor::new(&[0.7f64], device)?)?;

@@ -4,11 +4,19 @@ use candle::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::{AdamW, CheckpointError, ParamsSGD, Schedule, SGD};
 
-use crate::common::training::{assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net, FLOATS};
+use crate::common::training::{
+    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net,
+    FLOATS,
+};
 
 #[test]
 fn optimizers_are_candles() -> Result<()> {
     assert_optimizers_are_candles(&Device::Cpu)
+}
+
+#[test]
+fn many_variables_are_candles() -> Result<()> {
+    assert_many_variables_are_candles(&Device::Cpu)
 }
 
 #[test]

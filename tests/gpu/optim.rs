@@ -6,13 +6,21 @@ use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::{AdamW, Schedule};
 use opara_candle::{Error, Mode, OparaExecutor, TrainError, Trainer};
 
-use crate::common::training::{assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net};
+use crate::common::training::{
+    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net,
+};
 use crate::common::{gpu, same_bits};
 
 #[test]
 fn optimizers_are_candles() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     Ok(assert_optimizers_are_candles(&device)?)
+}
+
+#[test]
+fn many_variables_are_candles() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_many_variables_are_candles(&device)?)
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub type AdamW = Fused<ParamsAdamW>;
 /// Lion (Chen et al., 2023).
 pub type Lion = Fused<ParamsLion>;
 
-/// An optimizer whose step is one launch for each variable. Clones share their state, so that a clone can set the learning rate of a step
+/// An optimizer whose step is one launch for each 64 variables of a dtype. Clones share their state, so that a clone can set the learning rate of a step
 /// that was captured.
 ///
 /// The learning rate, the count of steps and all that follows from them lie on the variables' device.

@@ -1,4 +1,4 @@
-//! Optimizers for training loops: candle's [`Optimizer`](candle_nn::Optimizer)s in one launch a variable, on a CPU, too.
+//! Optimizers for training loops: candle's [`Optimizer`](candle_nn::Optimizer)s in one launch for each 64 variables, on a CPU, too.
 //!
 //! ```
 //! use candle::{DType, Device::Cpu, Tensor};

@@ -12,7 +12,7 @@ use super::checkpoint::{self, CheckpointError};
 use super::Schedule;
 use crate::ops;
 use crate::ops::optimizer::rule::{place, Rule, CONTROL};
-use crate::ops::optimizer::{square_sums, tick, Update, SUMS};
+use crate::ops::optimizer::{square_sums, sums_of, tick, update, Update, Updated};
 
 /// A variable, and how it is updated.
 struct Slot {
@@ -23,16 +23,16 @@ struct Slot {
 
 impl Slot {
     /// A row for each kind.
-    fn shape_of_moments(&self) -> Shape {
-        let dims = [&[self.update.rule.moments()], self.variable.dims()].concat();
+    fn shape_of_moments(&self, rule: Rule) -> Shape {
+        let dims = [&[rule.moments()], self.variable.dims()].concat();
         dims.into()
     }
 
     /// A copy of its moments.
-    fn moments(&self) -> Result<Tensor> {
-        let moments = self.update.moments.lock();
-        let storage = moments.try_clone(&Layout::contiguous(self.shape_of_moments()))?;
-        Ok(Tensor::from_storage(storage, self.shape_of_moments(), BackpropOp::none(), false))
+    fn moments(&self, rule: Rule) -> Result<Tensor> {
+        let (moments, shape) = (self.update.moments.lock(), self.shape_of_moments(rule));
+        let storage = moments.try_clone(&Layout::contiguous(&shape))?;
+        Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
     }
 
     /// Overwrites its moments, where they lie: a captured step knows their addresses.
@@ -48,6 +48,7 @@ impl Slot {
 
 /// What a step reads and writes, apart from gradients.
 pub(super) struct State {
+    rule: Rule,
     slots: Vec<Slot>,
     /// [`CONTROL`] numbers.
     control: Tensor,
@@ -73,7 +74,7 @@ impl State {
             }
             let shape = Shape::from(rule.moments() * variable.elem_count());
             let moments = Mutex::new(zeros(&shape, variable.dtype(), &device)?);
-            Ok(Slot { name, variable, update: Update { rule, decay, rate: 1., moments } })
+            Ok(Slot { name, variable, update: Update { decay, rate: 1., moments } })
         };
         let slots = floats.into_iter().map(slot).collect::<Result<Vec<_>>>()?;
         let mut control = [0.; CONTROL];
@@ -81,7 +82,7 @@ impl State {
         (control[place::BETA1], control[place::BETA2], control[place::BASE]) = (beta1, beta2, rate);
         Schedule::Constant { warm_up: 0 }.write(&mut control);
         let control = Tensor::new(&control, &device)?;
-        Ok(Self { slots, control, sums: None, rate: Mutex::new(rate), failed: Mutex::new(None) })
+        Ok(Self { rule, slots, control, sums: None, rate: Mutex::new(rate), failed: Mutex::new(None) })
     }
 
     /// Changes the numbers in the control block.
@@ -113,7 +114,8 @@ impl State {
 
     /// Limits the norm of all gradients.
     pub fn clip_norm(&mut self, most: f64) -> Result<()> {
-        self.sums = Some(Tensor::zeros(self.slots.len() * SUMS, DType::F64, self.control.device())?);
+        let count = self.slots.iter().map(|slot| sums_of(slot.variable.elem_count())).sum::<usize>();
+        self.sums = Some(Tensor::zeros(count, DType::F64, self.control.device())?);
         self.set(|control| control[place::MAX_NORM] = most)
     }
 
@@ -132,7 +134,7 @@ impl State {
         let mut all = vec![(checkpoint::CONTROL.to_string(), self.control.copy()?)];
         for slot in &self.slots {
             all.push((slot.name.clone(), slot.variable.copy()?));
-            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.moments()?));
+            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.moments(self.rule)?));
         }
         Ok(all)
     }
@@ -154,7 +156,7 @@ impl State {
         for slot in &self.slots {
             let dtype = slot.variable.dtype();
             all.push((slot.name.clone(), slot.variable.shape().clone(), dtype));
-            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.shape_of_moments(), dtype));
+            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.shape_of_moments(self.rule), dtype));
         }
         all
     }
@@ -179,22 +181,21 @@ impl State {
         if let Some(error) = self.failed.lock().take() {
             return Err(error);
         }
-        let slots = self.slots.iter();
-        let pairs: Vec<_> = slots.filter_map(|slot| Some((slot, gradients.get(&slot.variable)?))).collect();
+        let reached = self.slots.iter().filter_map(|slot| Some((slot, gradients.get(&slot.variable)?)));
+        let (slots, gradients): (Vec<_>, Vec<_>) = reached.unzip();
+        let gradients = gradients.into_iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
+        let count = gradients.iter().map(|gradient| sums_of(gradient.elem_count())).sum();
         let sums = match &self.sums {
-            Some(sums) if !pairs.is_empty() => {
-                for (at, (_, gradient)) in pairs.iter().enumerate() {
-                    square_sums(&sums.narrow(0, at * SUMS, SUMS)?, gradient)?;
-                }
-                Some(sums.narrow(0, 0, pairs.len() * SUMS)?)
-            }
+            Some(sums) if count > 0 => Some(sums.narrow(0, 0, count)?),
             _ => None,
         };
-        tick(&self.control, sums.as_ref())?;
-        for (slot, gradient) in pairs {
-            slot.update.apply(&slot.variable, gradient, &self.control)?;
+        if let Some(sums) = &sums {
+            square_sums(sums, &gradients)?;
         }
-        Ok(())
+        tick(&self.control, sums.as_ref())?;
+        let pairs = slots.iter().zip(&gradients);
+        let all = pairs.map(|(slot, gradient)| Updated { by: &slot.update, value: &slot.variable, gradient });
+        update(self.rule, &all.collect::<Vec<_>>(), &self.control)
     }
 }
 

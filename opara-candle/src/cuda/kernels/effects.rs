@@ -15,6 +15,7 @@ pub(super) fn of_declared(declared: &Declared) -> Effects {
     let shapes = declared.shapes();
     let pointers = shapes.iter().enumerate().filter_map(|(at, shape)| match shape {
         Shape::Pointer { parameter, pointer } => Some((at, *parameter, *pointer)),
+        Shape::Table { parameter, of, .. } => Some((at, *parameter, (*of)?)),
         Shape::Number { .. } | Shape::Part { .. } => None,
     });
     let pointers: Vec<_> = pointers.collect();

@@ -60,7 +60,11 @@ pub(super) fn holds(kernel: &Entry, effects: &Effects) -> Result<(), String> {
 /// The differences.
 pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> {
     let shapes = declared.shapes();
-    let width = |shape: &Shape| if let Shape::Number { bytes, .. } = shape { *bytes } else { 8 };
+    let width = |shape: &Shape| match shape {
+        Shape::Number { bytes, .. } => *bytes,
+        Shape::Table { count, .. } => 8 * count,
+        Shape::Pointer { .. } | Shape::Part { .. } => 8,
+    };
     let (widths, of_code) = (shapes.iter().map(width).collect::<Vec<_>>(), kernel.widths());
     ensure(widths == of_code, || format!("its parameters have {of_code:?} bytes, and not {widths:?}"))?;
     let (all, early) = (uses(kernel.code)?, kernel.before_wait().map(uses).transpose()?);
@@ -70,7 +74,10 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
         let (parameter, pointer) = match *shape {
             Shape::Number { parameter, .. } => (parameter, None),
             Shape::Part { parameter } => (parameter, Some((Role::Guarded, kernel.element()))),
-            Shape::Pointer { parameter, pointer } => (parameter, Some((pointer.role, element(kernel, &pointer)))),
+            Shape::Pointer { parameter, pointer } | Shape::Table { parameter, of: Some(pointer), .. } => {
+                (parameter, Some((pointer.role, element(kernel, &pointer))))
+            }
+            Shape::Table { parameter, of: None, .. } => (parameter, None),
         };
         let mut hold = |holds: bool, difference: &str| {
             if !holds {
@@ -95,8 +102,8 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
         let fits = |access: &Access| element.is_none_or(|element| access.least.is_multiple_of(element));
         hold(stored.into_iter().chain(loaded).all(fits), "has elements of another size");
         let is_one = |access: &Access| element.is_none_or(|element| access.most <= element);
-        let may_be_vectors =
-            parameter.loads != Loads::Elements || role.is_written() || matches!(shape, Shape::Part { .. });
+        let is_one_of_many = matches!(shape, Shape::Part { .. } | Shape::Table { .. });
+        let may_be_vectors = parameter.loads != Loads::Elements || role.is_written() || is_one_of_many;
         hold(may_be_vectors || loaded.is_none_or(is_one), "is loaded by vectors");
     }
     ensure(differences.is_empty(), || differences.join(", "))

@@ -30,13 +30,17 @@ impl Entry {
         }
     }
 
-    /// Bytes of each parameter: `.param .u64 name` has eight.
+    /// Bytes of each parameter: `.param .u64 name` has eight, `.param .align 8 .b8 name[512]` 512.
     pub fn widths(&self) -> Vec<usize> {
-        let bits = |parameter: &str| {
+        let bytes = |parameter: &str| {
+            let table = parameter.split_once('[').and_then(|(_, count)| count.split_once(']'));
+            if let Some((count, _)) = table {
+                return count.parse().ok();
+            }
             let kind = parameter.split_whitespace().next()?.trim_start_matches('.');
-            kind.trim_start_matches(char::is_alphabetic).parse::<usize>().ok()
+            kind.trim_start_matches(char::is_alphabetic).parse::<usize>().ok().map(|bits| bits / 8)
         };
-        self.list.split(".param").skip(1).map(|parameter| bits(parameter).map_or(0, |bits| bits / 8)).collect()
+        self.list.split(".param").skip(1).map(|parameter| bytes(parameter).unwrap_or(0)).collect()
     }
 
     /// Bytes of an element of the type that the name ends in.

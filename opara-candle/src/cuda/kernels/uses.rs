@@ -103,10 +103,12 @@ fn origins<'a>(code: &[Instruction<'a>]) -> BTreeMap<&'a str, Origins> {
 
 /// The origins of one operand.
 fn origin(operand: &str, registers: &BTreeMap<&str, Origins>) -> Origins {
-    let parameter = || operand.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("_param_")?.1.parse().ok();
+    // A table among the parameters is loaded from by its address.
+    let place = operand.trim_start_matches('[').split(['+', ']']).next().unwrap_or_default();
+    let parameter = || place.rsplit_once("_param_")?.1.parse().ok();
     match operand {
-        _ if registers.contains_key(operand) => registers[operand].clone(),
-        _ if operand.starts_with('[') => parameter().map(Some).into_iter().collect(),
+        _ if registers.contains_key(place) => registers[place].clone(),
+        _ if place.contains("_param_") => parameter().map(Some).into_iter().collect(),
         _ if operand.starts_with("__cudart_") => [None].into(),
         _ => Origins::new(),
     }
@@ -207,11 +209,15 @@ mod tests {
             cp.async.cg.shared.global [%r2], [%rd12], 16, %r3;
             mad.lo.s64 %rd11, %rd4, %rd9, %rd3;
             { atom.add.noftz.f16 %rs1,[%rd11],%rs2; }
+            mov.b64 %rd13, k_param_5;       // a table
+            add.s64 %rd14, %rd13, %rd7;
+            ld.param.u64 %rd15, [%rd14];
+            st.global.f32 [%rd15], %f2;
         }";
         let uses = uses(code).expect("the analysis succeeds");
         let access = |element, count| Access { element, least: element * count, most: element * count };
         let loaded = [(0, access(8, 2)), (1, access(8, 2)), (2, access(2, 1)), (4, access(16, 1))];
-        assert_eq!((uses.loaded, uses.stored), (loaded.into(), [(2, access(2, 1))].into()));
+        assert_eq!((uses.loaded, uses.stored), (loaded.into(), [(2, access(2, 1)), (5, access(4, 1))].into()));
         assert_eq!(uses.tested, [0].into());
     }
 }

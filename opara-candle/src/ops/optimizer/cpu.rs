@@ -56,7 +56,7 @@ pub(super) fn square_sum(gradient: &CpuStorage, from: usize, len: usize) -> Resu
 
 /// Updates `len` elements of a value, which begin at `at[0]`, by those of a gradient, which begin at `at[1]`.
 pub(super) fn update(
-    of: &Update,
+    of: (Rule, &Update),
     control: &[f64],
     (value, gradient): (&mut CpuStorage, &CpuStorage),
     (at, len): ([usize; 2], usize),
@@ -95,9 +95,9 @@ struct Numbers<T> {
 }
 
 impl<T: WithDType> Numbers<T> {
-    fn new(of: &Update, control: &[f64]) -> Self {
+    fn new((rule, of): (Rule, &Update), control: &[f64]) -> Self {
         let number = T::from_f64;
-        let (beta1, beta2, eps) = match of.rule {
+        let (beta1, beta2, eps) = match rule {
             Rule::Descent => (0., 0., 0.),
             Rule::Momentum { momentum, .. } => (momentum, 0., 0.),
             Rule::Adam { beta1, beta2, eps, .. } => (beta1, beta2, eps),
@@ -105,7 +105,7 @@ impl<T: WithDType> Numbers<T> {
         };
         let rate = control[place::RATE] * of.rate;
         Self {
-            rule: of.rule,
+            rule,
             beta1: [beta1, 1. - beta1].map(number),
             beta2: [beta2, 1. - beta2].map(number),
             eps: number(eps),

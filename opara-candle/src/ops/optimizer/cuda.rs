@@ -1,14 +1,16 @@
-//! Optimizers on a GPU.
+//! Optimizers on a GPU: launches of up to [`TENSORS`] tensors.
 
-use candle::backend::BackendStorage;
+use std::array::from_fn;
+
 use candle::cuda_backend::{CudaDType, CudaStorage};
 use candle::{bail, DType, Layout, Result, Storage, Tensor, WithDType};
-use cudarc::driver::DeviceRepr;
+use cudarc::driver::{CudaView, DeviceRepr};
 use half::{bf16, f16};
+use parking_lot::RwLockReadGuard;
 
-use super::launch::{self, blocks_of_256};
-use super::rule::{Rule, Update, CONTROL, SUMS};
-use crate::cuda::driver::kernels::{ptx, wide_blocks};
+use super::launch::{self, of_blocks, TENSORS, THREADS, VECTORS};
+use super::rule::{sums_of, Rule, Updated, CONTROL};
+use crate::cuda::driver::kernels::{ptx, wide};
 use crate::cuda::operator::{elements, with_elements};
 
 /// Calls a generic function for the element type of a float.
@@ -24,20 +26,35 @@ macro_rules! for_float {
     };
 }
 
-pub(super) fn square_sums(sums: &mut CudaStorage, to: &Layout, gradient: &CudaStorage, at: &Layout) -> Result<()> {
-    fn run<T: CudaDType + WithDType + DeviceRepr>(
-        sums: &mut CudaStorage,
-        to: &Layout,
-        gradient: &CudaStorage,
-        at: &Layout,
-    ) -> Result<()> {
-        let (device, numel) = (sums.device.clone(), counted(at)?);
-        let gradient = &elements::<T>(gradient, at)?;
-        let sums = sums.as_cuda_slice_mut::<f64>()?.slice_mut(to.start_offset()..to.start_offset() + SUMS);
-        let of = launch::SquareSums { numel, gradient, sums };
-        of.launch(&device, T::DTYPE.as_str(), ptx::OPTIMIZER, blocks_of_256(SUMS))
+/// The types of elements that a launch is of.
+const FLOATS: [DType; 4] = [DType::F32, DType::BF16, DType::F16, DType::F64];
+
+/// Writes the sums of squares of all gradients to the room in `sums`, one behind the other.
+pub(super) fn square_sums(sums: &mut CudaStorage, to: &Layout, gradients: &[Tensor]) -> Result<()> {
+    let mut from = to.start_offset();
+    for dtype in FLOATS {
+        let of_dtype: Vec<_> = gradients.iter().filter(|g| g.dtype() == dtype && g.elem_count() > 0).collect();
+        for some in of_dtype.chunks(TENSORS) {
+            from = for_float!(dtype, sums_of_some(sums, from, some))?;
+        }
     }
-    for_float!(gradient.dtype(), run(sums, to, gradient, at))
+    Ok(())
+}
+
+/// Gives the place behind the sums.
+fn sums_of_some<T: CudaDType + WithDType + DeviceRepr>(
+    sums: &mut CudaStorage,
+    from: usize,
+    gradients: &[&Tensor],
+) -> Result<usize> {
+    let device = sums.device.clone();
+    let held: Vec<_> = gradients.iter().map(|gradient| gradient.storage_and_layout()).collect();
+    let views = views::<T>(&held)?;
+    let Blocks { numels, ends, all } = Blocks::of(gradients.iter().copied(), sums_of)?;
+    let sums = sums.as_cuda_slice_mut::<f64>()?.slice_mut(from..from + all);
+    let of = launch::SquareSums { numels, ends, gradients: table(&views), blocks: all, sums };
+    of.launch(&device, T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all))?;
+    Ok(from + all)
 }
 
 pub(super) fn tick(control: &mut CudaStorage, sums: Option<&CudaStorage>) -> Result<()> {
@@ -45,87 +62,123 @@ pub(super) fn tick(control: &mut CudaStorage, sums: Option<&CudaStorage>) -> Res
     let sums = sums.map(|sums| sums.as_cuda_slice::<f64>()).transpose()?.map(|sums| sums.as_view());
     let control = control.as_cuda_slice_mut::<f64>()?.slice_mut(..CONTROL);
     let of = launch::Tick { count: sums.as_ref().map_or(0, |sums| sums.len()), sums: sums.as_ref(), control };
-    of.launch(&device, "f64", ptx::OPTIMIZER, blocks_of_256(1))
+    of.launch(&device, "f64", ptx::OPTIMIZER, of_blocks(1))
 }
 
-pub(super) fn update(
-    of: &Update,
-    control: &Tensor,
-    (value, to): (&mut CudaStorage, &Layout),
-    (gradient, from): (&CudaStorage, &Layout),
-) -> Result<()> {
-    fn run<T: CudaDType + WithDType + DeviceRepr>(
-        of: &Update,
-        control: &Tensor,
-        (value, to): (&mut CudaStorage, &Layout),
-        (gradient, from): (&CudaStorage, &Layout),
-    ) -> Result<()> {
-        let (device, numel) = (value.device.clone(), counted(to)?);
-        let (variant, code, config) = (T::DTYPE.as_str(), ptx::OPTIMIZER, wide_blocks(numel, T::DTYPE));
-        if numel == 0 {
-            return Ok(());
+/// Updates all values.
+pub(super) fn update(rule: Rule, all: &[Updated], control: &Tensor) -> Result<()> {
+    for dtype in FLOATS {
+        let of_dtype = all.iter().filter(|of| of.value.dtype() == dtype && of.value.elem_count() > 0);
+        for some in of_dtype.collect::<Vec<_>>().chunks(TENSORS) {
+            for_float!(dtype, update_some(rule, some, control))?;
         }
-        let gradient = &elements::<T>(gradient, from)?;
-        let value = value.as_cuda_slice_mut::<T>()?.slice_mut(to.start_offset()..to.start_offset() + numel);
-        let moments = of.moments.lock();
-        let Storage::Cuda(moments) = &*moments else { bail!("the optimizer's numbers are on another device") };
-        let moments = &moments.as_cuda_slice::<T>()?.as_view();
-        let (decay, rate) = (of.decay, of.rate);
-        with_elements([Some(control)], |[control]| {
-            let Some(control) = &control else { bail!("an optimizer without numbers") };
-            match of.rule {
-                Rule::Descent => {
-                    let of = launch::Descent { numel, decay, rate, control, gradient, value };
-                    of.launch(&device, variant, code, config)
-                }
-                Rule::Momentum { momentum, is_nesterov } => {
-                    let is_nesterov = i32::from(is_nesterov);
-                    let of = launch::Momentum {
-                        numel,
-                        is_nesterov,
-                        momentum,
-                        decay,
-                        rate,
-                        control,
-                        gradient,
-                        value,
-                        moments,
-                    };
-                    of.launch(&device, variant, code, config)
-                }
-                Rule::Adam { beta1, beta2, eps, is_decoupled } => {
-                    let is_decoupled = i32::from(is_decoupled);
-                    let of = launch::Adam {
-                        numel,
-                        is_decoupled,
-                        beta1,
-                        beta2,
-                        eps,
-                        decay,
-                        rate,
-                        control,
-                        gradient,
-                        value,
-                        moments,
-                    };
-                    of.launch(&device, variant, code, config)
-                }
-                Rule::Lion { beta1, beta2 } => {
-                    let of = launch::Lion { numel, beta1, beta2, decay, rate, control, gradient, value, moments };
-                    of.launch(&device, variant, code, config)
-                }
-            }
-        })
     }
-    for_float!(value.dtype(), run(of, control, (value, to), (gradient, from)))
+    Ok(())
 }
 
-/// # Errors
-/// More elements than 31 bits count.
-fn counted(layout: &Layout) -> Result<usize> {
-    let numel = layout.shape().elem_count();
-    if numel > i32::MAX as usize {
-        bail!("{numel} elements are more than the kernel counts")
+fn update_some<T: CudaDType + WithDType + DeviceRepr>(rule: Rule, some: &[&Updated], control: &Tensor) -> Result<()> {
+    let device = &control.device().as_cuda_device()?.clone();
+    let share = THREADS * VECTORS * wide(T::DTYPE);
+    let Blocks { numels, ends, all } = Blocks::of(some.iter().map(|of| of.value), |numel| numel.div_ceil(share))?;
+    let (variant, code, config) = (T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all));
+    let held: Vec<_> = some.iter().map(|of| of.gradient.storage_and_layout()).collect();
+    let of_gradients = views::<T>(&held)?;
+    let held: Vec<_> = some.iter().map(|of| of.value.storage_and_layout()).collect();
+    let of_values = views::<T>(&held)?;
+    let held: Vec<_> = some.iter().map(|of| of.by.moments.lock()).collect();
+    let of_moments = held.iter().map(|moments| match &**moments {
+        Storage::Cuda(moments) => Ok(moments.as_cuda_slice::<T>()?.as_view()),
+        _ => bail!("the optimizer's numbers are on another device"),
+    });
+    let of_moments = of_moments.collect::<Result<Vec<_>>>()?;
+    let (gradients, values, moments) = (table(&of_gradients), table(&of_values), table(&of_moments));
+    let decays = from_fn(|at| some.get(at).map_or(0., |of| of.by.decay));
+    let rates = from_fn(|at| some.get(at).map_or(0., |of| of.by.rate));
+    with_elements([Some(control)], |[control]| {
+        let Some(control) = &control else { bail!("an optimizer without numbers") };
+        match rule {
+            Rule::Descent => {
+                let of = launch::Descent { numels, ends, decays, rates, control, gradients, values };
+                of.launch(device, variant, code, config)
+            }
+            Rule::Momentum { momentum, is_nesterov } => {
+                let is_nesterov = i32::from(is_nesterov);
+                let of = launch::Momentum {
+                    is_nesterov,
+                    momentum,
+                    numels,
+                    ends,
+                    decays,
+                    rates,
+                    control,
+                    gradients,
+                    values,
+                    moments,
+                };
+                of.launch(device, variant, code, config)
+            }
+            Rule::Adam { beta1, beta2, eps, is_decoupled } => {
+                let is_decoupled = i32::from(is_decoupled);
+                let of = launch::Adam {
+                    is_decoupled,
+                    beta1,
+                    beta2,
+                    eps,
+                    numels,
+                    ends,
+                    decays,
+                    rates,
+                    control,
+                    gradients,
+                    values,
+                    moments,
+                };
+                of.launch(device, variant, code, config)
+            }
+            Rule::Lion { beta1, beta2 } => {
+                let of =
+                    launch::Lion { beta1, beta2, numels, ends, decays, rates, control, gradients, values, moments };
+                of.launch(device, variant, code, config)
+            }
+        }
+    })
+}
+
+/// The blocks of a launch: each tensor has those from the end of the one before to its own.
+struct Blocks {
+    numels: [usize; TENSORS],
+    ends: [usize; TENSORS],
+    all: usize,
+}
+
+impl Blocks {
+    /// # Errors
+    /// A tensor of more elements than 31 bits count.
+    fn of<'a>(tensors: impl Iterator<Item = &'a Tensor>, blocks: impl Fn(usize) -> usize) -> Result<Self> {
+        let mut of = Self { numels: [0; TENSORS], ends: [0; TENSORS], all: 0 };
+        for (at, tensor) in tensors.enumerate() {
+            let numel = tensor.elem_count();
+            if numel > i32::MAX as usize {
+                bail!("{numel} elements are more than the kernel counts")
+            }
+            of.all += blocks(numel);
+            of.numels[at] = numel;
+            of.ends[at..].fill(of.all);
+        }
+        Ok(of)
     }
-    Ok(numel)
+}
+
+/// The elements of contiguous tensors.
+fn views<'a, T: CudaDType>(held: &'a [(RwLockReadGuard<'_, Storage>, &Layout)]) -> Result<Vec<CudaView<'a, T>>> {
+    let view = |(storage, layout): &'a (RwLockReadGuard<'_, Storage>, &Layout)| match &**storage {
+        Storage::Cuda(storage) => elements(storage, layout),
+        _ => bail!("an operand is not on the GPU"),
+    };
+    held.iter().map(view).collect()
+}
+
+/// One row for each tensor of a launch.
+fn table<'a, T>(views: &'a [CudaView<'a, T>]) -> [Option<&'a CudaView<'a, T>>; TENSORS] {
+    from_fn(|at| views.get(at))
 }

@@ -11,50 +11,63 @@ kernels! {
         control: added f64 [16],
     }
 
-    /// Sums of squares: a sum for each block.
+    /// Sums of squares of several tensors: a sum for each block. Blocks before `ends` are a tensor's.
     SquareSums<T> = "opara_reduction_square_sums_" for [f16 bf16 f32 f64] {
-        numel: u32,
-        gradient: in T [numel],
-        sums: out f64 [64],
+        numels: table usize [64], ends: table usize [64],
+        gradients: table in T [64, numels, 1],
+        blocks: grid [0],
+        sums: out f64 [blocks],
     }
 
     /// Gradient descent.
     Descent<T> = "opara_elementwise_optimizer_descent_" for [f16 bf16 f32 f64] {
-        numel: u32, decay: f64, rate: f64,
+        numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
         control: in f64 [16],
-        gradient: vector in T [numel],
-        value: vector added T [numel],
+        gradients: table in T [64, numels, 1],
+        values: table added T [64, numels, 1],
     }
 
     /// Gradient descent with momentum.
     Momentum<T> = "opara_elementwise_optimizer_momentum_" for [f16 bf16 f32 f64] {
-        numel: u32, is_nesterov: i32, momentum: f64, decay: f64, rate: f64,
+        is_nesterov: i32, momentum: f64,
+        numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
         control: in f64 [16],
-        gradient: vector in T [numel],
-        value: vector added T [numel],
-        moments: vector cache T [numel],
+        gradients: table in T [64, numels, 1],
+        values: table added T [64, numels, 1],
+        moments: table cache T [64, numels, 1],
     }
 
     /// Adam, or AdamW.
     Adam<T> = "opara_elementwise_optimizer_adam_" for [f16 bf16 f32 f64] {
-        numel: u32, is_decoupled: i32, beta1: f64, beta2: f64, eps: f64, decay: f64, rate: f64,
+        is_decoupled: i32, beta1: f64, beta2: f64, eps: f64,
+        numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
         control: in f64 [16],
-        gradient: vector in T [numel],
-        value: vector added T [numel],
-        moments: vector cache T [2 * numel],
+        gradients: table in T [64, numels, 1],
+        values: table added T [64, numels, 1],
+        moments: table cache T [64, numels, 2],
     }
 
     /// Lion.
     Lion<T> = "opara_elementwise_optimizer_lion_" for [f16 bf16 f32 f64] {
-        numel: u32, beta1: f64, beta2: f64, decay: f64, rate: f64,
+        beta1: f64, beta2: f64,
+        numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
         control: in f64 [16],
-        gradient: vector in T [numel],
-        value: vector added T [numel],
-        moments: vector cache T [numel],
+        gradients: table in T [64, numels, 1],
+        values: table added T [64, numels, 1],
+        moments: table cache T [64, numels, 1],
     }
 }
 
-/// Blocks of 256 threads.
-pub(super) fn blocks_of_256(blocks: usize) -> LaunchConfig {
-    LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (256, 1, 1), shared_mem_bytes: 0 }
+/// Tensors of a launch.
+pub(super) const TENSORS: usize = 64;
+
+/// Threads of a block.
+pub(super) const THREADS: usize = 256;
+
+/// Vectors of 16 bytes that a thread changes.
+pub(super) const VECTORS: usize = 2;
+
+/// The launch of so many blocks.
+pub(super) fn of_blocks(blocks: usize) -> LaunchConfig {
+    LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
 }

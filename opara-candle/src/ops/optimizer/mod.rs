@@ -10,15 +10,19 @@ pub(crate) mod rule;
 
 use candle::{bail, CpuStorage, InplaceOp1, InplaceOp2, Layout, Result, Storage, Tensor};
 
-pub(crate) use self::rule::{Update, SUMS};
+use self::rule::Rule;
+pub(crate) use self::rule::{sums_of, Update, Updated};
 use crate::cpu::record::apply_in_place;
+use crate::trace::scope;
 
-/// Writes sums of squares of a gradient to `sums`, [`SUMS`] numbers of f64: together they are the whole sum.
+/// Writes the sums of squares of contiguous gradients to `sums`, numbers of f64, of which each gradient has [`sums_of`] its elements:
+/// together they are the whole sum.
 ///
 /// # Errors
 /// Tensors on several devices, and no floats.
-pub(crate) fn square_sums(sums: &Tensor, gradient: &Tensor) -> Result<()> {
-    apply_in_place("square_sums", &[sums, gradient], |t| t[0].inplace_op2(&t[1].contiguous()?, &SquareSums))
+pub(crate) fn square_sums(sums: &Tensor, gradients: &[Tensor]) -> Result<()> {
+    let _scope = scope::scope("square_sums");
+    sums.inplace_op1(&SquareSums { gradients })
 }
 
 /// Goes one step on. `sums` are those of all gradients, one behind the other.
@@ -32,49 +36,60 @@ pub(crate) fn tick(control: &Tensor, sums: Option<&Tensor>) -> Result<()> {
     }
 }
 
-impl Update {
-    /// Updates a value by its gradient.
-    ///
-    /// # Errors
-    /// Tensors that differ in dtype, shape or device, a value that is not contiguous, and a failed launch.
-    pub fn apply(&self, value: &Tensor, gradient: &Tensor, control: &Tensor) -> Result<()> {
-        if value.shape() != gradient.shape() || value.dtype() != gradient.dtype() || !value.is_contiguous() {
+/// Updates values by their gradients, which are contiguous.
+///
+/// # Errors
+/// Tensors that differ in dtype, shape or device, a value that is not contiguous, and a failed launch.
+pub(crate) fn update(rule: Rule, all: &[Updated], control: &Tensor) -> Result<()> {
+    let _scope = scope::scope("update");
+    for Updated { value, gradient, .. } in all {
+        let is_alike = value.shape() == gradient.shape() && value.dtype() == gradient.dtype();
+        if !is_alike || !value.is_contiguous() || !gradient.device().same_device(control.device()) {
             bail!(
-                "a gradient has its value's shape and dtype, which is contiguous, not {:?} {:?} for {:?} {:?}",
+                "a gradient has its value's shape, dtype and device, which is contiguous, not {:?} {:?} for {:?} {:?}",
                 gradient.shape(),
                 gradient.dtype(),
                 value.layout(),
                 value.dtype()
             )
         }
-        value.inplace_op2(&gradient.contiguous()?, &Updated { of: self, control })
     }
+    #[cfg(feature = "cuda")]
+    if control.device().is_cuda() {
+        return cuda::update(rule, all, control);
+    }
+    all.iter().try_for_each(|of| of.value.inplace_op2(of.gradient, &OnCpu { rule, by: of.by, control }))
 }
 
-struct SquareSums;
+struct SquareSums<'a> {
+    gradients: &'a [Tensor],
+}
 
-impl InplaceOp2 for SquareSums {
+impl InplaceOp1 for SquareSums<'_> {
     fn name(&self) -> &'static str {
         "square_sums"
     }
 
-    fn cpu_fwd(&self, sums: &mut CpuStorage, to: &Layout, gradient: &CpuStorage, at: &Layout) -> Result<()> {
-        let sum = cpu::square_sum(gradient, at.start_offset(), at.shape().elem_count())?;
+    fn cpu_fwd(&self, sums: &mut CpuStorage, to: &Layout) -> Result<()> {
         let CpuStorage::F64(sums) = sums else { bail!("sums are of f64") };
-        sums[to.start_offset()..][..SUMS].fill(0.);
-        sums[to.start_offset()] = sum;
+        let mut from = to.start_offset();
+        for gradient in self.gradients {
+            let (storage, at) = gradient.storage_and_layout();
+            let Storage::Cpu(storage) = &*storage else { bail!("a gradient is on another device") };
+            let (numel, count) = (at.shape().elem_count(), sums_of(at.shape().elem_count()));
+            let places = &mut sums[from..from + count];
+            places.fill(0.);
+            if let [first, ..] = places {
+                *first = cpu::square_sum(storage, at.start_offset(), numel)?;
+            }
+            from += count;
+        }
         Ok(())
     }
 
     #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        sums: &mut candle::CudaStorage,
-        to: &Layout,
-        gradient: &candle::CudaStorage,
-        at: &Layout,
-    ) -> Result<()> {
-        cuda::square_sums(sums, to, gradient, at)
+    fn cuda_fwd(&self, sums: &mut candle::CudaStorage, to: &Layout) -> Result<()> {
+        cuda::square_sums(sums, to, self.gradients)
     }
 }
 
@@ -122,34 +137,24 @@ impl InplaceOp2 for Tick {
     }
 }
 
-struct Updated<'a> {
-    of: &'a Update,
+struct OnCpu<'a> {
+    rule: Rule,
+    by: &'a Update,
     control: &'a Tensor,
 }
 
-impl InplaceOp2 for Updated<'_> {
+impl InplaceOp2 for OnCpu<'_> {
     fn name(&self) -> &'static str {
         "update"
     }
 
     fn cpu_fwd(&self, value: &mut CpuStorage, to: &Layout, gradient: &CpuStorage, from: &Layout) -> Result<()> {
         let (storage, _) = self.control.storage_and_layout();
-        let (Storage::Cpu(CpuStorage::F64(control)), Storage::Cpu(moments)) = (&*storage, &mut *self.of.moments.lock())
+        let (Storage::Cpu(CpuStorage::F64(control)), Storage::Cpu(moments)) = (&*storage, &mut *self.by.moments.lock())
         else {
             bail!("the optimizer's numbers are on another device than the value")
         };
         let at = [to.start_offset(), from.start_offset()];
-        cpu::update(self.of, control, (value, gradient), (at, to.shape().elem_count()), moments)
-    }
-
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        value: &mut candle::CudaStorage,
-        to: &Layout,
-        gradient: &candle::CudaStorage,
-        from: &Layout,
-    ) -> Result<()> {
-        cuda::update(self.of, self.control, (value, to), (gradient, from))
+        cpu::update((self.rule, self.by), control, (value, gradient), (at, to.shape().elem_count()), moments)
     }
 }

@@ -1,7 +1,36 @@
 // Optimizers: see `rule.rs`. Every operation is rounded as candle's operators round it, each of which is a kernel of its own.
 #include "candle.cuh"
 
-constexpr unsigned SUMS = 64;
+// Tensors of a launch, as in `launch.rs`.
+constexpr unsigned TENSORS = 64;
+
+// Elements whose squares a block sums, as in `rule.rs`.
+constexpr unsigned SUMMED = 16384;
+
+// Threads of a block, and the vectors that a thread changes.
+constexpr unsigned THREADS = 256, VECTORS = 2;
+template <typename T> constexpr unsigned SHARE = THREADS * VECTORS * WIDE<T>;
+
+// A value for each tensor.
+template <typename V> struct Table { V at[TENSORS]; };
+using Counts = Table<size_t>;
+using Factors = Table<double>;
+
+// The tensor that this block works on, and the number of the block among those of that tensor.
+struct Work {
+    unsigned tensor, block;
+
+    __device__ explicit Work(const Counts &ends) {
+        unsigned first = 0, last = TENSORS - 1;
+        while (first < last) {
+            const unsigned middle = (first + last) / 2;
+            if (blockIdx.x < ends.at[middle]) last = middle;
+            else first = middle + 1;
+        }
+        tensor = first;
+        block = blockIdx.x - (first ? (unsigned)ends.at[first - 1] : 0);
+    }
+};
 
 // Places in the control block, as in `rule.rs`.
 enum Place {
@@ -76,51 +105,63 @@ extern "C" __global__ void opara_elementwise_optimizer_tick_f64(unsigned count, 
     control[RATE] = control[BASE] * of_rate(control);
 }
 
-// A sum for each block.
-template <typename T> __device__ inline void square_sums(unsigned numel, const T *gradient, double *sums) {
-    __shared__ double room[256];
-    double sum = 0;
-    for (unsigned i = blockIdx.x * 256 + threadIdx.x; i < numel; i += SUMS * 256) {
-        const double g = widen(gradient[i]);
-        sum = fma(g, g, sum);
+// A sum for each block. The order does not depend on alignment.
+template <typename T> __device__ inline void square_sums(unsigned numel, unsigned block, const T *gradient, double *sum) {
+    constexpr int N = WIDE<T>;
+    __shared__ double room[THREADS];
+    const bool vectors = are_aligned(gradient) && numel % N == 0;
+    const unsigned begin = block * SUMMED, end = min(numel - begin, SUMMED) + begin;
+    double own = 0;
+    for (unsigned at = begin + threadIdx.x * N; at < end; at += THREADS * N) {
+        const Vec<T, N> g = vectors ? load<T, N>(gradient + at) : load_some<T, N, false>(gradient + at, end - at);
+#pragma unroll
+        for (int n = 0; n < N; n++) own = fma((double)widen(g.at[n]), (double)widen(g.at[n]), own);
     }
-    room[threadIdx.x] = sum;
+    room[threadIdx.x] = own;
     __syncthreads();
-    for (unsigned half = 128; half > 0; half /= 2) {
+    for (unsigned half = THREADS / 2; half > 0; half /= 2) {
         if (threadIdx.x < half) room[threadIdx.x] += room[threadIdx.x + half];
         __syncthreads();
     }
-    if (threadIdx.x == 0) sums[blockIdx.x] = room[0];
+    if (threadIdx.x == 0) *sum = room[0];
 }
 
-// Loads the elements of this thread, changes each by `change`, and stores values and moments.
+// Loads the elements of this thread, changes each by `of`, and stores values and moments.
 template <int MOMENTS, typename T, typename F>
-__device__ inline void change(unsigned numel, const T *gradient, T *value, T *moments, F of) {
+__device__ inline void change(unsigned numel, unsigned block, const T *gradient, T *value, T *moments, F of) {
     constexpr int N = WIDE<T>;
-    const bool vectors = are_aligned(gradient, value, moments) && numel % N == 0;
-    const auto at = ThreadElements::of<N>(numel, vectors);
-    if (vectors) {
-        if (!at.count) return;
-        const Vec<T, N> g = load<T, N>(gradient + at.first);
-        Vec<T, N> p = load<T, N>(value + at.first), m[MOMENTS + 1];
+    const unsigned begin = block * SHARE<T>, end = min(numel - begin, SHARE<T>) + begin;
+    if (are_aligned(gradient, value, moments) && numel % N == 0) {
+        Vec<T, N> g[VECTORS], p[VECTORS], m[VECTORS][MOMENTS + 1];
 #pragma unroll
-        for (int k = 0; k < MOMENTS; k++) m[k] = load<T, N>(moments + (size_t)k * numel + at.first);
+        for (unsigned v = 0; v < VECTORS; v++) {
+            const unsigned at = begin + (v * THREADS + threadIdx.x) * N;
+            if (at >= end) continue;
+            g[v] = load<T, N>(gradient + at);
+            p[v] = load<T, N>(value + at);
 #pragma unroll
-        for (int n = 0; n < N; n++) {
-            T own[MOMENTS + 1];
-#pragma unroll
-            for (int k = 0; k < MOMENTS; k++) own[k] = m[k].at[n];
-            p.at[n] = of(p.at[n], g.at[n], own);
-#pragma unroll
-            for (int k = 0; k < MOMENTS; k++) m[k].at[n] = own[k];
+            for (int k = 0; k < MOMENTS; k++) m[v][k] = load<T, N>(moments + (size_t)k * numel + at);
         }
-        store<T, N>(value + at.first, p);
 #pragma unroll
-        for (int k = 0; k < MOMENTS; k++) store<T, N>(moments + (size_t)k * numel + at.first, m[k]);
+        for (unsigned v = 0; v < VECTORS; v++) {
+            const unsigned at = begin + (v * THREADS + threadIdx.x) * N;
+            if (at >= end) continue;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                T own[MOMENTS + 1];
+#pragma unroll
+                for (int k = 0; k < MOMENTS; k++) own[k] = m[v][k].at[n];
+                p[v].at[n] = of(p[v].at[n], g[v].at[n], own);
+#pragma unroll
+                for (int k = 0; k < MOMENTS; k++) m[v][k].at[n] = own[k];
+            }
+            store<T, N>(value + at, p[v]);
+#pragma unroll
+            for (int k = 0; k < MOMENTS; k++) store<T, N>(moments + (size_t)k * numel + at, m[v][k]);
+        }
         return;
     }
-    for (unsigned n = 0; n < at.count; n++) {
-        const unsigned i = at.first + n * at.step;
+    for (unsigned i = begin + threadIdx.x; i < end; i += THREADS) {
         T own[MOMENTS + 1];
 #pragma unroll
         for (int k = 0; k < MOMENTS; k++) own[k] = moments[(size_t)k * numel + i];
@@ -143,80 +184,94 @@ template <typename T> struct Numbers {
     __device__ T gradient(T g, T value) const { return add_rn(times(g, factor), times(value, decay)); }
 };
 
-template <typename T>
-__device__ inline void descend(unsigned numel, double decay, double rate, const double *control, const T *gradient, T *value) {
-    if (control[IS_SKIPPED] != 0) return;
-    const Numbers<T> of(control, decay, rate);
-    change<0>(numel, gradient, value, (T *)nullptr,
-              [&](T p, T g, T *) { return sub_rn(p, times(of.gradient(g, p), of.rate)); });
-}
+// The rules: each gives the change of a value by its gradient and its moments.
+template <typename T> struct Descent {
+    static constexpr int MOMENTS = 0;
+    Numbers<T> of;
+    __device__ T operator()(T p, T g, T *) const { return sub_rn(p, times(of.gradient(g, p), of.rate)); }
+};
 
-template <typename T>
-__device__ inline void roll(unsigned numel, int is_nesterov, double momentum, double decay, double rate, const double *control,
-                            const T *gradient, T *value, T *moments) {
-    if (control[IS_SKIPPED] != 0) return;
-    const Numbers<T> of(control, decay, rate);
-    const T kept = number<T>(momentum);
-    change<1>(numel, gradient, value, moments, [&](T p, T g, T *m) {
+template <typename T> struct Momentum {
+    static constexpr int MOMENTS = 1;
+    Numbers<T> of;
+    T kept;
+    bool is_nesterov;
+    __device__ T operator()(T p, T g, T *m) const {
         g = of.gradient(g, p);
         m[0] = add_rn(times(m[0], kept), g);
         return sub_rn(p, times(is_nesterov ? add_rn(g, times(m[0], kept)) : m[0], of.rate));
-    });
-}
+    }
+};
 
-template <typename T>
-__device__ inline void adapt(unsigned numel, int is_decoupled, double beta1, double beta2, double eps, double decay, double rate,
-                             const double *control, const T *gradient, T *value, T *moments) {
-    if (control[IS_SKIPPED] != 0) return;
-    const Numbers<T> of(control, decay, rate);
-    const T b1 = number<T>(beta1), c1 = number<T>(1 - beta1), b2 = number<T>(beta2), c2 = number<T>(1 - beta2), one = number<T>(1);
-    const T least = number<T>(eps);
-    change<2>(numel, gradient, value, moments, [&](T p, T g, T *m) {
+// Means of two decays.
+template <typename T> struct Betas {
+    T b1, c1, b2, c2;
+    __device__ Betas(double beta1, double beta2)
+        : b1(number<T>(beta1)), c1(number<T>(1 - beta1)), b2(number<T>(beta2)), c2(number<T>(1 - beta2)) {}
+};
+
+template <typename T> struct Adam {
+    static constexpr int MOMENTS = 2;
+    Numbers<T> of;
+    Betas<T> by;
+    T least;
+    bool is_decoupled;
+    __device__ T operator()(T p, T g, T *m) const {
         g = is_decoupled ? times(g, of.factor) : of.gradient(g, p);
-        m[0] = add_rn(times(m[0], b1), times(g, c1));
-        m[1] = add_rn(times(m[1], b2), times(mul_rn(g, g), c2));
-        const T by = times(m[0], of.first) / scaled(root(times(m[1], of.second)), one, least);
-        return sub_rn(is_decoupled ? times(p, of.kept) : p, times(by, of.rate));
-    });
-}
+        m[0] = add_rn(times(m[0], by.b1), times(g, by.c1));
+        m[1] = add_rn(times(m[1], by.b2), times(mul_rn(g, g), by.c2));
+        const T step = times(m[0], of.first) / scaled(root(times(m[1], of.second)), number<T>(1), least);
+        return sub_rn(is_decoupled ? times(p, of.kept) : p, times(step, of.rate));
+    }
+};
 
-template <typename T>
-__device__ inline void follow_signs(unsigned numel, double beta1, double beta2, double decay, double rate, const double *control,
-                                    const T *gradient, T *value, T *moments) {
-    if (control[IS_SKIPPED] != 0) return;
-    const Numbers<T> of(control, decay, rate);
-    const T b1 = number<T>(beta1), c1 = number<T>(1 - beta1), b2 = number<T>(beta2), c2 = number<T>(1 - beta2), zero = number<T>(0);
-    change<1>(numel, gradient, value, moments, [&](T p, T g, T *m) {
+template <typename T> struct Lion {
+    static constexpr int MOMENTS = 1;
+    Numbers<T> of;
+    Betas<T> by;
+    __device__ T operator()(T p, T g, T *m) const {
         g = times(g, of.factor);
-        const T by = add_rn(times(m[0], b1), times(g, c1));
-        const T sign = by > zero ? number<T>(1) : by < zero ? number<T>(-1) : by;
-        m[0] = add_rn(times(m[0], b2), times(g, c2));
+        const T step = add_rn(times(m[0], by.b1), times(g, by.c1)), zero = number<T>(0);
+        const T sign = step > zero ? number<T>(1) : step < zero ? number<T>(-1) : step;
+        m[0] = add_rn(times(m[0], by.b2), times(g, by.c2));
         return sub_rn(times(p, of.kept), times(sign, of.rate));
-    });
-}
+    }
+};
+
+// The parameters that all rules have, and the change of this block's elements by RULE with these numbers behind those of the launch.
+#define OF_TENSORS(T)                                                                                                  \
+    const __grid_constant__ Counts numels, const __grid_constant__ Counts ends, const __grid_constant__ Factors decays, \
+        const __grid_constant__ Factors rates, const double *control, const __grid_constant__ Table<const T *> gradients, \
+        const __grid_constant__ Table<T *> values
+#define CHANGE(RULE, T, OWN, ...)                                                                                      \
+    if (control[IS_SKIPPED] != 0) return;                                                                              \
+    const Work work(ends);                                                                                             \
+    const Numbers<T> numbers(control, decays.at[work.tensor], rates.at[work.tensor]);                                  \
+    change<RULE<T>::MOMENTS>((unsigned)numels.at[work.tensor], work.block, gradients.at[work.tensor],                  \
+                             values.at[work.tensor], OWN, RULE<T>{numbers, ##__VA_ARGS__});
 
 #define KERNELS(NAME, T)                                                                                               \
-    extern "C" __global__ void opara_reduction_square_sums_##NAME(unsigned numel, const T *gradient, double *sums) {   \
-        square_sums(numel, gradient, sums);                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_reduction_square_sums_##NAME(                          \
+        const __grid_constant__ Counts numels, const __grid_constant__ Counts ends,                                    \
+        const __grid_constant__ Table<const T *> gradients, double *sums) {                                            \
+        const Work work(ends);                                                                                         \
+        square_sums((unsigned)numels.at[work.tensor], work.block, gradients.at[work.tensor], sums + blockIdx.x);       \
     }                                                                                                                  \
-    extern "C" __global__ void opara_elementwise_optimizer_descent_##NAME(unsigned numel, double decay, double rate,               \
-                                                              const double *control, const T *gradient, T *value) {    \
-        descend(numel, decay, rate, control, gradient, value);                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_descent_##NAME(OF_TENSORS(T)) {  \
+        CHANGE(Descent, T, (T *)nullptr)                                                                               \
     }                                                                                                                  \
-    extern "C" __global__ void opara_elementwise_optimizer_momentum_##NAME(                                                        \
-        unsigned numel, int is_nesterov, double momentum, double decay, double rate, const double *control,            \
-        const T *gradient, T *value, T *moments) {                                                                     \
-        roll(numel, is_nesterov, momentum, decay, rate, control, gradient, value, moments);                            \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_momentum_##NAME(                 \
+        int is_nesterov, double momentum, OF_TENSORS(T), const __grid_constant__ Table<T *> moments) {                 \
+        CHANGE(Momentum, T, moments.at[work.tensor], number<T>(momentum), is_nesterov != 0)                            \
     }                                                                                                                  \
-    extern "C" __global__ void opara_elementwise_optimizer_adam_##NAME(                                                            \
-        unsigned numel, int is_decoupled, double beta1, double beta2, double eps, double decay, double rate,           \
-        const double *control, const T *gradient, T *value, T *moments) {                                              \
-        adapt(numel, is_decoupled, beta1, beta2, eps, decay, rate, control, gradient, value, moments);                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_adam_##NAME(                     \
+        int is_decoupled, double beta1, double beta2, double eps, OF_TENSORS(T),                                       \
+        const __grid_constant__ Table<T *> moments) {                                                                  \
+        CHANGE(Adam, T, moments.at[work.tensor], Betas<T>(beta1, beta2), number<T>(eps), is_decoupled != 0)            \
     }                                                                                                                  \
-    extern "C" __global__ void opara_elementwise_optimizer_lion_##NAME(unsigned numel, double beta1, double beta2, double decay,   \
-                                                           double rate, const double *control, const T *gradient,      \
-                                                           T *value, T *moments) {                                     \
-        follow_signs(numel, beta1, beta2, decay, rate, control, gradient, value, moments);                             \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_lion_##NAME(                     \
+        double beta1, double beta2, OF_TENSORS(T), const __grid_constant__ Table<T *> moments) {                       \
+        CHANGE(Lion, T, moments.at[work.tensor], Betas<T>(beta1, beta2))                                               \
     }
 KERNELS(f16, __half)
 KERNELS(bf16, __nv_bfloat16)

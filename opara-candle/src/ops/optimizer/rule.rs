@@ -1,14 +1,16 @@
 //! What optimizers do with an element.
 
-use candle::Storage;
+use candle::{Storage, Tensor};
 use parking_lot::Mutex;
 
 /// Numbers in the control block: an f64 tensor on the device that all launches of an optimizer read, so that a captured step needs no
 /// new arguments.
 pub(crate) const CONTROL: usize = 16;
 
-/// Sums of squares that a gradient has room for.
-pub(crate) const SUMS: usize = 64;
+/// Sums of squares that a gradient of so many elements has: one for each 16,384. `optimizer.cu` has the same.
+pub(crate) fn sums_of(numel: usize) -> usize {
+    numel.div_ceil(16_384)
+}
 
 /// Places in the control block. `optimizer.cu` has the same.
 pub(crate) mod place {
@@ -73,13 +75,19 @@ impl Rule {
     }
 }
 
-/// How a tensor is updated.
+/// How a tensor is updated, beside the rule.
 pub(crate) struct Update {
-    pub rule: Rule,
     /// The part of a value that it loses by a learning rate of 1.
     pub decay: f64,
     /// What the learning rate is multiplied with.
     pub rate: f64,
     /// [`Rule::moments`] times the tensor's numbers, which nobody else has.
     pub moments: Mutex<Storage>,
+}
+
+/// A value, and what changes it.
+pub(crate) struct Updated<'a> {
+    pub by: &'a Update,
+    pub value: &'a Tensor,
+    pub gradient: &'a Tensor,
 }

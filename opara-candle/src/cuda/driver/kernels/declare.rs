@@ -8,6 +8,8 @@
 //! - `out T [length]`: overwritten; `kept T [length]`: partly overwritten; `added T [length]`: read and overwritten,
 //! - `cache T [length]`: read, and partly overwritten beside a result,
 //! - `parts T [8, 2]`: eight times two pointers that may be null, and the number that belongs to both,
+//! - `table usize [64]`, `table f64 [64]`: one parameter of so many numbers; `table in T [64, lengths, 2]`: one of so many pointers, each
+//!   to twice as many elements as its place in the table `lengths` says, or null,
 //! - `host`: a size that the kernel does not take; `grid [2]`: one that the launch's grid has along that axis.
 //!
 //! Behind the prefix of the kernel's names stand the element types that there are variants for, as their names end, and what a device
@@ -22,9 +24,9 @@
 
 use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
-use cudarc::driver::{CudaView, CudaViewMut, LaunchArgs, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaView, CudaViewMut, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg};
 
-use super::{address, allow_shared, function};
+use super::{address, allow_shared, expect, function};
 
 /// A value that a kernel takes.
 pub(crate) trait Argument {
@@ -47,6 +49,50 @@ macro_rules! numbers {
 }
 
 numbers! { i32 u32 f32 f64 usize }
+
+/// Words of a table: numbers, or addresses.
+#[repr(transparent)]
+pub(crate) struct Table<const COUNT: usize>([u64; COUNT]);
+
+// SAFETY: it is plain words, which a kernel gets by value.
+unsafe impl<const COUNT: usize> DeviceRepr for Table<COUNT> {}
+
+impl<const COUNT: usize> Argument for Table<COUNT> {
+    fn push<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&*self);
+    }
+}
+
+impl<const COUNT: usize> Table<COUNT> {
+    /// Of operands that hold `times` as many elements as `lengths` say.
+    ///
+    /// # Errors
+    /// One that holds fewer, or is missing.
+    pub fn of_operands<T>(
+        name: &str,
+        operands: &[Option<&CudaView<T>>; COUNT],
+        lengths: &Self,
+        times: usize,
+        device: &CudaDevice,
+    ) -> Result<Self> {
+        for (operand, length) in operands.iter().zip(lengths.0) {
+            expect(name, operand.map_or(0, CudaView::len), length as usize * times)?;
+        }
+        Ok(Self(operands.map(|operand| operand.map_or(0, |operand| address(operand, device)))))
+    }
+}
+
+impl<const COUNT: usize> From<[usize; COUNT]> for Table<COUNT> {
+    fn from(numbers: [usize; COUNT]) -> Self {
+        Self(numbers.map(|number| number as u64))
+    }
+}
+
+impl<const COUNT: usize> From<[f64; COUNT]> for Table<COUNT> {
+    fn from(numbers: [f64; COUNT]) -> Self {
+        Self(numbers.map(f64::to_bits))
+    }
+}
 
 /// A value that the host alone uses.
 impl Argument for () {
@@ -224,7 +270,7 @@ macro_rules! kernels {
                 ) -> candle::Result<()> {
                     let Self { $($field),+ } = self;
                     $(kernels!(@check device config $field; $($word)+ $([$($inside)+])?);)+
-                    $(let mut $field = kernels!(@argument $field; $($word)+ $([$($inside)+])?);)+
+                    $(let mut $field = kernels!(@argument device $field; $($word)+ $([$($inside)+])?);)+
                     let name = format!(concat!($prefix, "{}"), variant);
                     $crate::cuda::driver::kernels::declare::launch(device, &name, code, config, &mut [$(&mut $field),+])
                 }
@@ -238,6 +284,10 @@ macro_rules! kernels {
 
     (@any $type:ident) => { () };
 
+    (@type table $role:ident $t:ident [$count:literal, $lengths:ident, $times:literal]) => {
+        [Option<&'a cudarc::driver::CudaView<'a, $t>>; $count]
+    };
+    (@type table $number:ident [$count:literal]) => { [$number; $count] };
     (@type $modifier:ident $next:ident $t:ident $($rest:tt)*) => { kernels!(@type $next $t $($rest)*) };
     (@type in $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
     (@type cache $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
@@ -258,6 +308,7 @@ macro_rules! kernels {
         kernels!(@check $device $config $field; $($rest)+)
     };
     (@check $device:ident $config:ident $field:ident; parts $($rest:tt)+) => {};
+    (@check $device:ident $config:ident $field:ident; table $($rest:tt)+) => {};
     (@check $device:ident $config:ident $field:ident; grid [$axis:literal]) => {
         $crate::cuda::driver::kernels::declare::expect_grid(stringify!($field), &$config, $axis, $field)?
     };
@@ -269,26 +320,34 @@ macro_rules! kernels {
     };
     (@check $($number:tt)+) => {};
 
-    (@argument $field:ident; host) => { () };
-    (@argument $field:ident; grid [$axis:literal]) => { () };
-    (@argument $field:ident; u32) => {
+    (@argument $device:ident $field:ident; host) => { () };
+    (@argument $device:ident $field:ident; grid [$axis:literal]) => { () };
+    (@argument $device:ident $field:ident; table $role:ident $t:ident [$count:literal, $lengths:ident, $times:literal]) => {
+        $crate::cuda::driver::kernels::declare::Table::of_operands(
+            stringify!($field), &$field, &$lengths, $times, $device,
+        )?
+    };
+    (@argument $device:ident $field:ident; table $($rest:tt)+) => {
+        $crate::cuda::driver::kernels::declare::Table::from($field)
+    };
+    (@argument $device:ident $field:ident; u32) => {
         $crate::cuda::driver::kernels::declare::counted(stringify!($field), $field)?
     };
-    (@argument $field:ident; u32 [$count:literal]) => {{
+    (@argument $device:ident $field:ident; u32 [$count:literal]) => {{
         let mut counted = [0; $count];
         for (counted, size) in counted.iter_mut().zip($field) {
             *counted = $crate::cuda::driver::kernels::declare::counted(stringify!($field), size)?;
         }
         counted
     }};
-    (@argument $field:ident; parts $t:ident [$count:literal, $pointers:literal]) => {{
+    (@argument $device:ident $field:ident; parts $t:ident [$count:literal, $pointers:literal]) => {{
         let mut counted = $field.map(|(operands, _)| (operands, 0));
         for (part, (_, size)) in counted.iter_mut().zip($field) {
             part.1 = $crate::cuda::driver::kernels::declare::counted(stringify!($field), size)?;
         }
         counted
     }};
-    (@argument $field:ident; $($rest:tt)+) => { $field };
+    (@argument $device:ident $field:ident; $($rest:tt)+) => { $field };
 
     (@parameter $field:ident; early $($rest:tt)+) => { kernels!(@parameter $field; $($rest)+).early() };
     (@parameter $field:ident; tested $($rest:tt)+) => { kernels!(@parameter $field; $($rest)+).tested() };
@@ -296,6 +355,19 @@ macro_rules! kernels {
     (@parameter $field:ident; vector $($rest:tt)+) => { kernels!(@parameter $field; $($rest)+).vectors() };
     (@parameter $field:ident; parts $t:ident [$count:literal, $pointers:literal]) => {
         Parameter::of(stringify!($field), Kind::Parts { count: $count, pointers: $pointers })
+    };
+    (@parameter $field:ident; table $role:ident $t:ident [$count:literal, $lengths:ident, $times:literal]) => {
+        Parameter::of(stringify!($field), Kind::Table {
+            count: $count,
+            of: Some(Pointer {
+                role: kernels!(@role $role),
+                element: stringify!($t),
+                length: stringify!($lengths * $times),
+            }),
+        })
+    };
+    (@parameter $field:ident; table $number:ident [$count:literal]) => {
+        Parameter::of(stringify!($field), Kind::Table { count: $count, of: None })
     };
     (@parameter $field:ident; host) => { Parameter::of(stringify!($field), Kind::Host) };
     (@parameter $field:ident; grid [$axis:literal]) => { Parameter::of(stringify!($field), Kind::Grid($axis)) };

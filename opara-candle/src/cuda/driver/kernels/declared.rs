@@ -40,6 +40,7 @@ impl Declared {
                 let pointers = vec![Shape::Part { parameter }; pointers];
                 [pointers, vec![Shape::Number { parameter, bytes: size_of::<u32>() }]].concat().repeat(count)
             }
+            Kind::Table { count, of } => vec![Shape::Table { parameter, count, of }],
             Kind::Host | Kind::Grid(_) => Vec::new(),
         };
         self.parameters.iter().flat_map(of).collect()
@@ -60,6 +61,12 @@ pub(crate) enum Shape {
     /// A pointer among `parts`.
     Part {
         parameter: &'static Parameter,
+    },
+    /// Words of 8 bytes.
+    Table {
+        parameter: &'static Parameter,
+        count: usize,
+        of: Option<Pointer>,
     },
 }
 
@@ -88,6 +95,11 @@ pub(crate) enum Kind {
     Parts {
         count: usize,
         pointers: usize,
+    },
+    /// One parameter of `count` pointers, which may be null, or else numbers.
+    Table {
+        count: usize,
+        of: Option<Pointer>,
     },
     /// Not a parameter of the kernel.
     Host,
