@@ -1,4 +1,4 @@
-//! Operators without a backward pass: where a gradient would reach one, candle's backward pass fails with its name, instead of leaving
+//! Operators without a backward pass of their own: where a gradient would reach one, candle's backward pass fails with its name, instead of leaving
 //! the gradient out in silence.
 //!
 //! Kernels make their results by [`made`]. If candle tracks an operand, the result is a node of candle's graph whose backward pass is an
@@ -37,21 +37,40 @@ pub(crate) fn unwatched<T>(f: impl FnOnce() -> T) -> T {
     f()
 }
 
+/// The operator around one that runs, which goes on after that, after a panic, too.
+struct Around(Option<Tracked>);
+
+impl Around {
+    fn taken() -> Self {
+        Self(CURRENT.take())
+    }
+}
+
+impl Drop for Around {
+    fn drop(&mut self) {
+        CURRENT.set(self.0.take());
+    }
+}
+
+/// Do operators of this thread give their results as they are?
+pub(crate) fn is_off() -> bool {
+    IS_OFF.get()
+}
+
+/// Runs `f` on operands that are not tracked, within an operator that knows its gradient.
+pub(crate) fn untracked<T>(f: impl FnOnce() -> T) -> T {
+    let _around = Around::taken();
+    f()
+}
+
 /// Runs `f`, an operator of this name on these operands. If candle tracks one of them, the result has candle's gradient or an error in
 /// its place.
 pub(crate) fn watched(name: &'static str, operands: &[&Tensor], f: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    /// The operator around this one goes on, after a panic, too.
-    struct Restore(Option<Tracked>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            CURRENT.set(self.0.take());
-        }
-    }
     let is_tracked = operands.iter().any(|operand| operand.track_op());
     if IS_OFF.get() || !is_tracked && CURRENT.with_borrow(Option::is_none) {
         return f();
     }
-    let around = Restore(CURRENT.take());
+    let around = Around::taken();
     let name = around.0.as_ref().map_or(name, |(name, _)| name);
     let tracked = variable(operands.iter().copied()).map(|variable| (name, variable));
     CURRENT.set(tracked.clone());

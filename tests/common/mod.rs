@@ -1,6 +1,7 @@
 //! Shared helpers of the executors' tests.
 #![allow(dead_code, unused_imports)] // Each test program uses a part of it.
 
+pub mod backward;
 mod beside;
 pub mod decoder;
 #[path = "../../opara-candle/src/test_device.rs"]

@@ -2,6 +2,7 @@
 
 use candle::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
+use opara_candle::ops;
 use opara_candle::optim::{AdamW, Fused, Params, ParamsAdam, ParamsLion, ParamsSGD, SGD};
 
 use super::{same_bits, waves};
@@ -151,4 +152,55 @@ pub fn assert_optimizers_follow_their_formulas(device: &Device) -> Result<()> {
         *m = 0.99 * *m + 0.01 * g;
     })?;
     Ok(())
+}
+
+/// A layer of a Transformer that guesses the next token, by this library's operators.
+#[derive(Clone)]
+pub struct Guesser {
+    pub weights: Vec<Var>,
+    mask: Tensor,
+}
+
+impl Guesser {
+    const TOKENS: usize = 11;
+    const WIDTH: usize = 16;
+
+    pub fn new(dtype: DType, device: &Device) -> Result<Self> {
+        const W: usize = Guesser::WIDTH;
+        let shapes: [&[usize]; 9] =
+            [&[Self::TOKENS, W], &[W], &[W], &[3 * W, W], &[3 * W], &[W, W], &[4 * W, W], &[4 * W], &[W, 4 * W]];
+        let of = |(at, shape): (usize, &[usize])| {
+            let start = (waves(at, shape)? * 0.3)? + if at == 1 { 1. } else { 0. };
+            Var::from_tensor(&start?.to_dtype(dtype)?.to_device(device)?)
+        };
+        let hidden = (0..64).map(|at| if at % 8 > at / 8 { f32::NEG_INFINITY } else { 0. });
+        let mask = Tensor::from_iter(hidden, &Device::Cpu)?.reshape((8, 8))?.to_dtype(dtype)?.to_device(device)?;
+        Ok(Self { weights: shapes.into_iter().enumerate().map(of).collect::<Result<_>>()?, mask })
+    }
+
+    /// Of the token behind each of `tokens`, (2, 9).
+    pub fn loss(&self, tokens: &Tensor, step: &Tensor) -> Result<Tensor> {
+        let [table, scale, shift, qkv, qkv_bias, out, up, up_bias, down] = &self.weights[..] else { unreachable!() };
+        let (given, wanted) = (tokens.narrow(1, 0, 8)?.contiguous()?, tokens.narrow(1, 1, 8)?.contiguous()?);
+        let x = ops::embedding(table, &given)?;
+        let heads = ops::linear(&ops::layer_norm(&x, scale, shift, 1e-5)?, qkv, Some(qkv_bias))?;
+        let part = |at| ops::split_heads(&heads.narrow(2, at * Self::WIDTH, Self::WIDTH)?.contiguous()?, None, 2, 1.);
+        let attended = ops::attention(&part(0)?, &part(1)?, &part(2)?, Some(&self.mask), 0.35)?;
+        let attended = ops::linear(&ops::merge_heads(&attended)?, out, None)?;
+        let x = (x + ops::dropout(&attended, ops::Dropout { part: 0.1, seed: 3, site: 0 }, step)?)?;
+        let inner = ops::linear_act(&ops::rms_norm(&x, scale, 1e-5)?, up, Some(up_bias), ops::Activation::Gelu)?;
+        let x = (x + ops::linear(&inner, down, None)?)?;
+        let logits = ops::linear(&x, table, None)?;
+        ops::cross_entropy(&logits, &wanted, ops::CrossEntropy { ignored: Some(0), smoothing: 0.05 })
+    }
+
+    /// Counts in circles, from another token each time.
+    pub fn batch(&self, at: usize) -> Result<Tensor> {
+        let device = self.weights[0].device();
+        Tensor::from_iter((0..18).map(|i| ((at + i % 9 + 5 * (i / 9)) % Self::TOKENS) as u32), device)?.reshape((2, 9))
+    }
+
+    pub fn optimizer(&self) -> Result<AdamW> {
+        AdamW::new(self.weights.clone(), ParamsAdamW { lr: 0.01, ..Default::default() })?.clip_norm(1.)
+    }
 }

@@ -2,6 +2,7 @@
 
 use candle::{DType, Module, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
+use opara_candle::optim::check_gradients;
 use opara_candle::{nn, ops, Mode, OnStateful, OparaExecutor};
 
 use super::common::{assert_same, waves, CPU};
@@ -80,7 +81,7 @@ fn a_module_that_runs_eagerly_has_candles_gradient() -> anyhow::Result<()> {
 }
 
 #[test]
-fn layers_of_variables_are_replayed_and_trained_by_candles_operators() -> anyhow::Result<()> {
+fn layers_of_variables_are_replayed_and_trained() -> anyhow::Result<()> {
     let map = VarMap::new();
     let vb = VarBuilder::from_varmap(&map, DType::F32, CPU);
     let (up, down) = (nn::linear(6, 8, vb.pp("up"))?, nn::linear(8, 6, vb.pp("down"))?);
@@ -94,8 +95,10 @@ fn layers_of_variables_are_replayed_and_trained_by_candles_operators() -> anyhow
     for variable in [up.weight(), down.weight()] {
         assert!(gradients.get(variable).is_some_and(|gradient| gradient.dims() == variable.dims()));
     }
-    let error = norm.forward(&mlp(&x)?)?.sqr()?.sum_all()?.backward().expect_err("it has no backward pass").to_string();
-    assert!(error.contains("rms_norm"), "{error}");
+    check_gradients(&norm.forward(&mlp(&x)?)?.sqr()?.sum_all()?, map.data().lock().unwrap().clone())?;
+    let packed = down.clone().packed()?.forward(&up.forward(&x)?)?;
+    let error = packed.sum_all()?.backward().expect_err("a packed weight has no backward pass").to_string();
+    assert!(error.contains("linear"), "{error}");
     let whole = move |x: &Tensor| norm.forward(&mlp(x)?);
     let fast = OparaExecutor::new(whole.clone(), &x)?;
     assert_eq!((fast.report().mode(), fast.report().reason()), (Mode::Threads, None));

@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod backward;
 mod decoder;
 mod executor;
 mod faults;

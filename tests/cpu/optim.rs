@@ -5,8 +5,8 @@ use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::{AdamW, CheckpointError, ParamsSGD, Schedule, SGD};
 
 use crate::common::training::{
-    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net,
-    FLOATS,
+    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
+    Net, FLOATS,
 };
 
 #[test]
@@ -147,6 +147,23 @@ fn training_goes_on_from_a_checkpoint() -> anyhow::Result<()> {
 
 fn net(dtype: DType) -> Result<Net> {
     Net::new(dtype, &Device::Cpu)
+}
+
+/// A Transformer by this library's operators.
+#[test]
+fn a_transformer_learns_to_count() -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let net = Guesser::new(dtype, &Device::Cpu)?;
+        let mut optimizer = net.optimizer()?;
+        let mut losses = Vec::new();
+        for at in 0..60 {
+            let loss = net.loss(&net.batch(at)?, &optimizer.step_number()?)?;
+            losses.push(loss.to_scalar::<f32>()?);
+            optimizer.backward_step(&loss)?;
+        }
+        assert!(losses[59] < losses[0] / 2., "{dtype:?}: {losses:?}");
+    }
+    Ok(())
 }
 
 /// A file that does not fit is a typed error, and changes nothing.

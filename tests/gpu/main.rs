@@ -2,6 +2,7 @@
 //! calls fail in it, is a program of its own beside this folder. Tests skip without a GPU or the feature `cuda`, and say so.
 
 mod app;
+mod backward;
 mod building;
 #[path = "../common/mod.rs"]
 mod common;

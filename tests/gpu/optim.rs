@@ -7,7 +7,8 @@ use opara_candle::optim::{AdamW, Schedule};
 use opara_candle::{Error, Mode, OparaExecutor, TrainError, Trainer};
 
 use crate::common::training::{
-    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Net,
+    assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
+    Net,
 };
 use crate::common::{gpu, same_bits};
 
@@ -77,6 +78,35 @@ fn captured_steps_train_as_eager_ones_do() -> anyhow::Result<()> {
         captured.assert_same(&after, "weights of the checkpoint")?;
         assert_eq!(trainer.optimizer().steps()?, 40);
         both(40, 60, &mut trainer)?;
+    }
+    Ok(())
+}
+
+/// A Transformer by this library's operators, with dropout: captured steps have the bits of eager ones.
+#[test]
+fn captured_steps_of_own_operators_train_as_eager_ones_do() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::BF16] {
+        let (eager, captured) = (Guesser::new(dtype, &device)?, Guesser::new(dtype, &device)?);
+        let (mut own, other) = (eager.optimizer()?, captured.optimizer()?);
+        let (net, step) = (captured.clone(), other.step_number()?);
+        let loss = move |x: &[Tensor]| Ok(vec![net.loss(&x[0], &step)?]);
+        let mut trainer = OparaExecutor::builder().build_train(loss, &other, &[captured.batch(0)?])?;
+        let report = trainer.report().context("a captured step has a report")?;
+        assert_ne!(report.mode(), Mode::Eager, "{report}");
+        let mut losses = Vec::new();
+        for at in 0..60 {
+            let batch = eager.batch(at)?;
+            let expected = eager.loss(&batch, &own.step_number()?)?;
+            own.backward_step(&expected)?;
+            let loss = trainer.step(&[batch])?;
+            assert!(same_bits(&loss, &expected.detach())?, "{dtype:?}, loss of step {at}: {loss} for {expected}");
+            for (a, b) in captured.weights.iter().zip(&eager.weights) {
+                assert!(same_bits(a, b)?, "{dtype:?}, step {at}");
+            }
+            losses.push(loss.to_scalar::<f32>()?);
+        }
+        assert!(losses[59] < losses[0] / 2., "{dtype:?}: {losses:?}");
     }
     Ok(())
 }

@@ -320,6 +320,72 @@ super::interpose! {
     }
 }
 
+super::interpose! {
+    /// The gradient of a convolution's operand.
+    fn cudnnConvolutionBackwardData(
+        handle: cudnnHandle_t, alpha: *const c_void, wof: cudnnFilterDescriptor_t, w: *const c_void,
+        dyof: cudnnTensorDescriptor_t, dy: *const c_void, convolution: cudnnConvolutionDescriptor_t,
+        algorithm: sys::cudnnConvolutionBwdDataAlgo_t, workspace: *mut c_void, workspace_bytes: usize,
+        beta: *const c_void, dxof: cudnnTensorDescriptor_t, dx: *mut c_void,
+    ) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        // SAFETY: the caller vouches for the descriptors and factors.
+        let describe = || unsafe {
+            let result = if is_zero(beta, dxof) { Operand::written } else { Operand::read_and_written };
+            Call {
+                name: "cudnnConvolutionBackwardData",
+                operands: Some(vec![
+                    Operand::read(w as u64, filter(wof)),
+                    Operand::read(dy as u64, tensor(dyof)),
+                    Operand::read_and_written(workspace as u64, workspace_bytes as u64),
+                    result(dx as u64, tensor(dxof)),
+                ]),
+                meaning: Meaning::Other,
+                computes: None,
+            }
+        };
+        // SAFETY: the arguments are the caller's.
+        made(describe, handle, |handle| unsafe {
+            next(
+                handle, alpha, wof, w, dyof, dy, convolution, algorithm, workspace, workspace_bytes, beta, dxof, dx,
+            )
+        })
+    }
+}
+
+super::interpose! {
+    /// The gradient of a convolution's weight.
+    fn cudnnConvolutionBackwardFilter(
+        handle: cudnnHandle_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
+        dyof: cudnnTensorDescriptor_t, dy: *const c_void, convolution: cudnnConvolutionDescriptor_t,
+        algorithm: sys::cudnnConvolutionBwdFilterAlgo_t, workspace: *mut c_void, workspace_bytes: usize,
+        beta: *const c_void, dwof: cudnnFilterDescriptor_t, dw: *mut c_void,
+    ) -> cudnnStatus_t, missing MISSING;
+    |next| {
+        // SAFETY: the caller vouches for the descriptors and factors.
+        let describe = || unsafe {
+            let result = if is_zero(beta, xof) { Operand::written } else { Operand::read_and_written };
+            Call {
+                name: "cudnnConvolutionBackwardFilter",
+                operands: Some(vec![
+                    Operand::read(x as u64, tensor(xof)),
+                    Operand::read(dy as u64, tensor(dyof)),
+                    Operand::read_and_written(workspace as u64, workspace_bytes as u64),
+                    result(dw as u64, filter(dwof)),
+                ]),
+                meaning: Meaning::Other,
+                computes: None,
+            }
+        };
+        // SAFETY: the arguments are the caller's.
+        made(describe, handle, |handle| unsafe {
+            next(
+                handle, alpha, xof, x, dyof, dy, convolution, algorithm, workspace, workspace_bytes, beta, dwof, dw,
+            )
+        })
+    }
+}
+
 /// Defines functions whose operands are not recorded.
 macro_rules! others {
     ($(fn $name:ident($($argument:ident: $type:ty),*);)*) => {$(
@@ -336,12 +402,6 @@ macro_rules! others {
 }
 
 others! {
-    fn cudnnConvolutionBackwardData(
-        alpha: *const c_void, wof: cudnnFilterDescriptor_t, w: *const c_void, dyof: cudnnTensorDescriptor_t,
-        dy: *const c_void, convolution: cudnnConvolutionDescriptor_t, algorithm: sys::cudnnConvolutionBwdDataAlgo_t,
-        workspace: *mut c_void, workspace_bytes: usize, beta: *const c_void, dxof: cudnnTensorDescriptor_t,
-        dx: *mut c_void
-    );
     fn cudnnActivationForward(
         activation: cudnnActivationDescriptor_t, alpha: *const c_void, xof: cudnnTensorDescriptor_t, x: *const c_void,
         beta: *const c_void, yof: cudnnTensorDescriptor_t, y: *mut c_void

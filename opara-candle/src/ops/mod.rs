@@ -31,8 +31,22 @@ macro_rules! gpu {
 macro_rules! gpu {
     ($($name:ident)::+($($argument:expr),* $(,)?)) => {{
         $(let _ = &$argument;)*
-        candle::Result::<Option<candle::Tensor>>::Ok(None)
+        candle::Result::<Option<_>>::Ok(None)
     }};
+}
+
+/// Calls a function that is generic over the type of a float that has gradients on a GPU. Gives `None` for another type, and else the
+/// function's result.
+#[cfg(feature = "cuda")]
+macro_rules! for_kernel_float {
+    ($dtype:expr, $run:ident $(::<$id:ty>)? ($($argument:expr),* $(,)?)) => {
+        match $dtype {
+            candle::DType::F16 => Some($run::<$($id,)? half::f16>($($argument),*)),
+            candle::DType::BF16 => Some($run::<$($id,)? half::bf16>($($argument),*)),
+            candle::DType::F32 => Some($run::<$($id,)? f32>($($argument),*)),
+            _ => None,
+        }
+    };
 }
 
 // An operator with kernels of its own is a folder here, and two lines below, in the list of modules and in `DECLARED`:
@@ -43,7 +57,8 @@ macro_rules! gpu {
 //   kernels' code come from the declaration,
 // - a `.cu` file: the kernel. The build finds it there; the file name is the module name. Headers are in `cuda/include`. The word
 //   behind `opara_` in the kernel's name says what it does (`opara_plan::kernel_catalog`),
-// - `cpu.rs`, where the CPU has a kernel too.
+// - `cpu.rs`, where the CPU has a kernel too,
+// - a backward pass: `differentiable` with a function for it, or `recomputed` where candle differentiates the operators that it falls back to.
 //
 // Operators without kernels of their own are in this file.
 mod activation;
@@ -55,11 +70,15 @@ mod cached_attention;
 mod cat;
 #[cfg(feature = "cuda")]
 mod causal_attention;
+mod column_sums;
 mod conv;
+mod cross_entropy;
+mod differentiable;
 #[cfg(feature = "cuda")]
 mod double_binary;
 #[cfg(feature = "cuda")]
 mod double_conv;
+mod dropout;
 mod embedding;
 #[cfg(feature = "cuda")]
 mod error_totals;
@@ -81,6 +100,7 @@ pub(crate) mod optimizer;
 mod pad;
 mod pool;
 mod quantized;
+mod rotary;
 mod sample;
 mod softmax;
 #[cfg(feature = "cuda")]
@@ -101,10 +121,12 @@ pub(crate) use attention::{attention_of_scores, Bias, Scores};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
+pub use cross_entropy::{cross_entropy, CrossEntropy};
 #[cfg(feature = "cuda")]
 pub(crate) use double_binary::double_binary;
 #[cfg(feature = "cuda")]
 pub(crate) use double_conv::double_conv;
+pub use dropout::{dropout, Dropout};
 pub use embedding::embedding;
 #[cfg(feature = "cuda")]
 pub(crate) use error_totals::{error_totals, ErrorTotals};
@@ -127,6 +149,7 @@ pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
 #[cfg(test)]
 pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
+pub use rotary::{rope, rope_i};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN};
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use upsample::upsample_nearest2d;
@@ -153,9 +176,12 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     cached_attention::launch::DECLARED,
     cat::launch::DECLARED,
     causal_attention::launch::DECLARED,
+    column_sums::launch::DECLARED,
     conv::launch::DECLARED,
+    cross_entropy::launch::DECLARED,
     double_binary::launch::DECLARED,
     double_conv::launch::DECLARED,
+    dropout::launch::DECLARED,
     embedding::launch::DECLARED,
     error_totals::launch::DECLARED,
     gemv::launch::DECLARED,
@@ -164,6 +190,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     matmul::launch::DECLARED,
     moe::launch::DECLARED,
     new_tokens::launch::DECLARED,
+    norm::gradient_launch::DECLARED,
     norm::launch::DECLARED,
     one_query::launch::DECLARED,
     optimizer::launch::DECLARED,
@@ -199,20 +226,16 @@ fn runs_own(x: &Tensor) -> bool {
 }
 
 /// Runs this library's GPU kernel on `x`, or candle's operators if there is no kernel for the operands.
-fn own_or(
-    x: &Tensor,
-    own: impl FnOnce() -> Result<Option<Tensor>>,
-    composed: impl FnOnce() -> Result<Tensor>,
-) -> Result<Tensor> {
+fn own_or<T>(x: &Tensor, own: impl FnOnce() -> Result<Option<T>>, composed: impl FnOnce() -> Result<T>) -> Result<T> {
     own_on(x, || Ok(None), own)?.map_or_else(composed, Ok)
 }
 
 /// Runs this library's CPU or GPU kernel on `x`. `None` if there is no kernel for the operands.
-fn own_on(
+fn own_on<T>(
     x: &Tensor,
-    cpu: impl FnOnce() -> Result<Option<Tensor>>,
-    gpu: impl FnOnce() -> Result<Option<Tensor>>,
-) -> Result<Option<Tensor>> {
+    cpu: impl FnOnce() -> Result<Option<T>>,
+    gpu: impl FnOnce() -> Result<Option<T>>,
+) -> Result<Option<T>> {
     match x.device() {
         _ if !has_own_kernels() => Ok(None),
         Device::Cpu if kernels::supports(x.dtype()) => cpu(),

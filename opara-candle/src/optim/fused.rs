@@ -123,6 +123,14 @@ impl<P: Params> Fused<P> {
         Ok(self.state.control()?[place::STEPS] as u64)
     }
 
+    /// The number of steps that were taken, where it lies: one number of f64 on the device, for [`dropout`](crate::ops::dropout).
+    ///
+    /// # Errors
+    /// None.
+    pub fn step_number(&self) -> candle::Result<Tensor> {
+        self.state.step_number()
+    }
+
     /// Steps that were left out, since the norm of their gradients was not finite. Waits for the device.
     ///
     /// # Errors

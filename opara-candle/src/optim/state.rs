@@ -97,6 +97,11 @@ impl State {
         self.control.to_vec1()
     }
 
+    /// The number of steps that were taken, where it lies.
+    pub fn step_number(&self) -> Result<Tensor> {
+        self.control.narrow(0, place::STEPS, 1)
+    }
+
     /// Sets the learning rate, in the order of the device's work: later steps have it, captured ones, too.
     pub fn set_rate(&self, rate: f64) {
         let written = Tensor::new(&[rate], self.control.device())

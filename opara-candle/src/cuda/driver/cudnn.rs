@@ -3,12 +3,12 @@
 use std::cell::RefCell;
 use std::sync::{Arc, LazyLock};
 
-use candle::{CudaDevice, DType, Result};
+use candle::{bail, CudaDevice, DType, Result};
 use cudarc::cudnn::{
-    sys, ActivationDescriptor, ConvBiasActivationForward, ConvDescriptor, ConvForward, Cudnn, CudnnDataType,
-    FilterDescriptor, TensorDescriptor,
+    sys, ActivationDescriptor, ConvBackwardData, ConvBackwardFilter, ConvBiasActivationForward, ConvDescriptor,
+    ConvForward, Cudnn, CudnnDataType, FilterDescriptor, TensorDescriptor,
 };
-use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 pub(crate) use sys::cudnnConvolutionFwdAlgo_t as Algorithm;
@@ -194,4 +194,62 @@ where
         summand.leak();
         Ok(launched?)
     }
+}
+
+/// An operand of a convolution whose gradient is computed.
+pub(crate) enum Gradient<'a, T> {
+    /// Of the image, by the weight.
+    OfX { weight: &'a CudaView<'a, T> },
+    /// Of the weight, by the image.
+    OfWeight { x: &'a CudaView<'a, T> },
+}
+
+/// The gradient of a convolution's image or weight, by that of its result before bias, residual and activation, into `y`. The algorithms
+/// give the same bits on every run. `C` is the accumulator type. Is the convolution supported?
+///
+/// # Errors
+/// Slices that are too short or of another dtype, or a failed call.
+pub(crate) fn run_backward<T, C>(
+    device: &CudaDevice,
+    of: &Convolution,
+    kind: &Gradient<'_, T>,
+    gradient: &CudaView<'_, T>,
+    y: &mut CudaSlice<T>,
+) -> Result<bool>
+where
+    T: CudnnDataType + DeviceRepr + candle::WithDType,
+    C: CudnnDataType,
+{
+    const DATA: sys::cudnnConvolutionBwdDataAlgo_t =
+        sys::cudnnConvolutionBwdDataAlgo_t::CUDNN_CONVOLUTION_BWD_DATA_ALGO_1;
+    const FILTER: sys::cudnnConvolutionBwdFilterAlgo_t =
+        sys::cudnnConvolutionBwdFilterAlgo_t::CUDNN_CONVOLUTION_BWD_FILTER_ALGO_1;
+    let [image, weight, result] = [of.x, of.weight, of.y].map(|sizes| sizes.iter().product::<usize>());
+    let (other, held, written) = match kind {
+        Gradient::OfX { weight: held } => (weight, held.len(), image),
+        Gradient::OfWeight { x } => (image, x.len(), weight),
+    };
+    if T::DTYPE != of.dtype || held < other || gradient.len() < result || y.len() < written {
+        bail!("operands of {held}, {} and {} elements of {:?} for {of:?}", gradient.len(), y.len(), T::DTYPE)
+    }
+    let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
+    let Descriptors { convolution: conv, x, weight: w, y: dy, .. } = &descriptors;
+    let (data, filter) = (ConvBackwardData { conv, dx: x, w, dy }, ConvBackwardFilter { conv, x, dw: w, dy });
+    let bytes = match kind {
+        Gradient::OfX { .. } => data.get_workspace_size(DATA),
+        Gradient::OfWeight { .. } => filter.get_workspace_size(FILTER),
+    };
+    let Ok(bytes) = bytes else { return Ok(false) };
+    // SAFETY: only cuDNN uses the workspace.
+    let mut workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
+    let (workspace, factors) = (workspace.as_mut(), (T::from_f64(1.), T::from_f64(0.)));
+    // SAFETY: the descriptors have the sizes that were checked above against the slices, and the workspace is as large as cuDNN needs.
+    let launched = unsafe {
+        match kind {
+            Gradient::OfX { weight } => data.launch(DATA, workspace, factors, y, *weight, gradient),
+            Gradient::OfWeight { x } => filter.launch(FILTER, workspace, factors, *x, y, gradient),
+        }
+    };
+    launched?;
+    Ok(true)
 }

@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use self::rows::Rows;
 use crate::cuda::driver::{address_of, kernels};
-use crate::gradient::applied;
+use crate::gradient::{applied, made};
 
 /// An operator that is one kernel, with a variant for each float dtype.
 pub(crate) trait Kernel {
@@ -79,6 +79,15 @@ pub(crate) fn elements<'a, T: CudaDType>(storage: &'a CudaStorage, layout: &Layo
 /// Runs `kernel` on `x`, in the memory layout that the kernel expects. The result has the given shape.
 pub(crate) fn launched<K: Kernel>(kernel: K, x: &Tensor, shape: impl Into<Shape>) -> Result<Tensor> {
     applied(x, &Operator { kernel, shape: shape.into() })
+}
+
+/// A kernel's result as a tensor.
+pub(crate) fn tensor_of<T: CudaDType>(
+    slice: CudaSlice<T>,
+    device: &CudaDevice,
+    shape: impl Into<Shape>,
+) -> Result<Tensor> {
+    made(Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, device.clone())), shape)
 }
 
 /// Calls `f` with the elements of contiguous tensors.

@@ -1,5 +1,6 @@
 //! Attention.
 
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -9,15 +10,14 @@ pub(super) mod launch;
 mod scores;
 mod sharing;
 
-use candle::{Result, Tensor};
+use candle::{bail, Result, Tensor};
 
+pub(crate) use self::backward::attention_backward;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use self::scores::{Bias, Scores};
-use self::sharing::shared_by;
-use super::{
-    add_softmax, affine, broadcast_as, contiguous, has_own_kernels, matmul, own_on, reshape, runs_own, transpose,
-    unsqueeze,
-};
+use self::sharing::repeated;
+use super::differentiable::differentiable;
+use super::{add_softmax, affine, has_own_kernels, matmul, own_on, runs_own, transpose};
 use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
 
@@ -58,12 +58,24 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
         return by_matmuls(q, k, v, scale, |scores| add_softmax(scores, bias));
     }
     let scores = q.elem_count() as u64 * k.dim(2)? as u64;
-    let run = move |t: &[&Tensor]| {
+    let forward = move |t: &[&Tensor]| {
         let bias = t.get(3).copied();
         let on_cpu = || cpu::attention(t[0], t[1], t[2], bias, scale);
         let own = || gpu!(cuda::attention(t[0], t[1], t[2], bias, scale));
         own_on(t[0], on_cpu, own)?
             .map_or_else(|| by_matmuls(t[0], t[1], t[2], scale, |scores| add_softmax(scores, bias)), Ok)
+    };
+    let run = move |t: &[&Tensor]| {
+        differentiable(
+            "attention",
+            t,
+            |t| Ok((forward(t)?, Vec::new())),
+            move |passed| {
+                let [q, k, v, bias @ ..] = passed.operands else { bail!("attention without values") };
+                let of = attention_backward([q, k, v], bias.first(), scale, passed.gradient, passed.needs(3))?;
+                Ok(vec![Some(of.q), Some(of.k), Some(of.v), of.bias])
+            },
+        )
     };
     match bias {
         Some(bias) => apply("attention", &[q, k, v, bias], 4 * scores, run),
@@ -110,19 +122,6 @@ pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>
         }
     };
     by_matmuls(&wide_q, &k, &v, 1., weights)?.to_dtype(q.dtype())
-}
-
-/// Keys or values with a copy of each head for each head of queries that shares it.
-fn repeated(x: &Tensor, heads: usize) -> Result<Tensor> {
-    let (batch, of_keys, keys, dim) = x.dims4()?;
-    match shared_by(heads, of_keys) {
-        Some(sharing) if sharing > 1 => {
-            let x = broadcast_as(&unsqueeze(x, 2)?, (batch, of_keys, sharing, keys, dim))?;
-            reshape(&contiguous(&x)?, (batch, heads, keys, dim))
-        }
-        _ if x.is_contiguous() => Ok(x.clone()),
-        _ => contiguous(x),
-    }
 }
 
 /// Two products, and between them the weights of scaled scores.

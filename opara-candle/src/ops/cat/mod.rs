@@ -7,6 +7,7 @@ pub(super) mod launch;
 
 use candle::{bail, Module, Result, Tensor};
 
+use super::differentiable::is_tracked;
 use super::{own_or, Activation};
 use crate::cpu::record::apply;
 
@@ -16,6 +17,9 @@ use crate::cpu::record::apply;
 /// Shapes that do not agree.
 pub fn cat(parts: &[&Tensor], dim: usize) -> Result<Tensor> {
     apply("cat", parts, 0, move |t| {
+        if is_tracked(t) {
+            return Tensor::cat(t, dim);
+        }
         let composed = || Tensor::cat(t, dim);
         t.first().map_or_else(composed, |first| own_or(first, || gpu!(cuda::cat(t, dim)), composed))
     })
@@ -46,6 +50,9 @@ pub fn cat_sums(parts: &[(&Tensor, Option<&Tensor>)], dim: usize, activation: Ac
             let sums = parts.iter().zip(&others).map(sum).collect::<Result<Vec<_>>>()?;
             activation.forward(&Tensor::cat(&sums, dim)?)
         };
+        if is_tracked(&parts) || is_tracked(&others.iter().copied().flatten().collect::<Vec<_>>()) {
+            return composed();
+        }
         let own = || gpu!(cuda::cat_sums(&parts, &others, dim, activation));
         parts.first().map_or_else(composed, |first| own_or(first, own, composed))
     })

@@ -1,5 +1,7 @@
 //! Convolution with groups, asymmetric padding, bias and activation in one call.
 
+#[cfg(feature = "cudnn")]
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -12,8 +14,12 @@ mod way;
 
 use candle::{bail, Module, Result, Tensor};
 
+#[cfg(feature = "cudnn")]
+use self::backward::gradients as by_cudnn;
+use super::column_sums::{activation_backward, in_sums};
+use super::differentiable::{differentiable, gradients_through, Passed};
 use super::matmul::matmul_flops;
-use super::{apply, own_on, own_or, pad, Activation, ConvConfig};
+use super::{apply, own_on, own_or, pad, runs_own, Activation, ConvConfig};
 
 /// Two-dimensional convolution of `x`, `(batch, in, h, w)`, with `weight`, `(out, in / groups, kh, kw)`, and an
 /// optional `bias`, `(out)`. The activations of `config` are applied in the same library call where the library
@@ -112,19 +118,67 @@ fn convolved(
     let dilation = if (kh, kw) == (1, 1) { 1 } else { config.dilation };
     let config = ConvConfig { stride, dilation, activation: within, ..*config };
     let (has_bias, name) = (bias.is_some(), if residual.is_some() { "add_conv2d" } else { "conv2d" });
-    let run = move |t: &[&Tensor]| {
-        let (x, weight, mut rest) = (t[0], t[1], t[2..].iter().copied());
-        let bias = if has_bias { rest.next() } else { None };
-        let residual = rest.next();
+    let by_candle = move |t: &[&Tensor]| {
+        let (bias, residual) = optional(t, has_bias);
+        after.forward(&apart(residual, &config, |config| composed(t[0], t[1], bias, config))?)
+    };
+    let forward = move |t: &[&Tensor]| {
+        let ((x, weight), (bias, residual)) = ((t[0], t[1]), optional(t, has_bias));
         let cpu = || {
             let x = config.input_activation.forward(x)?;
             apart(residual, &config, |config| cpu::conv2d(&x, weight, bias, *config)).map(Some)
         };
-        let own = own_on(x, cpu, || gpu!(cuda::conv2d(x, weight, bias, residual, &config)))?;
-        let composed = || apart(residual, &config, |config| composed(x, weight, bias, config));
-        after.forward(&own.map_or_else(composed, Ok)?)
+        match own_on(x, cpu, || gpu!(cuda::conv2d(x, weight, bias, residual, &config)))? {
+            Some(y) => after.forward(&y),
+            None => by_candle(t),
+        }
     };
+    let activation = if after == Activation::None { config.activation } else { after };
+    let bare = ConvConfig { activation: Activation::None, ..config };
+    let backward = move |passed: &Passed| {
+        let operands: Vec<_> = passed.operands.iter().collect();
+        let ((x, weight), (bias, residual)) = ((operands[0], operands[1]), optional(&operands, has_bias));
+        let is_simple = config.input_activation == Activation::None && runs_own(x);
+        // The derivative of an activation needs its operand.
+        let before_activation = || {
+            if activation == Activation::None {
+                return Ok(Some(passed.gradient.clone()));
+            }
+            let z = gpu!(cuda::conv2d(x, weight, bias, residual, &bare))?;
+            let of = |z: Tensor| -> Result<Tensor> {
+                Ok(activation_backward(&z.contiguous()?, passed.gradient, activation)?.0)
+            };
+            z.map(of).transpose()
+        };
+        let gradient = if is_simple { before_activation()? } else { None };
+        let found = match &gradient {
+            Some(gradient) => by_cudnn(x, weight, gradient, &bare, [0, 1].map(|at| passed.needs(at)))?,
+            None => None,
+        };
+        let (Some(gradient), Some([of_x, of_weight])) = (gradient, found) else {
+            return gradients_through(passed, by_candle);
+        };
+        let mut all = vec![of_x, of_weight];
+        if bias.is_some() {
+            all.push(Some(in_sums(&gradient)?.sum((2, 3))?.sum(0)?.to_dtype(x.dtype())?));
+        }
+        all.extend(residual.map(|_| Some(gradient)));
+        Ok(all)
+    };
+    let run = move |t: &[&Tensor]| differentiable(name, t, |t| Ok((forward(t)?, Vec::new())), backward);
     apply(name, &[Some(x), Some(weight), bias, residual].into_iter().flatten().collect::<Vec<_>>(), flops, run)
+}
+
+/// The gradients of image and weight, if cuDNN computes them.
+#[cfg(not(feature = "cudnn"))]
+fn by_cudnn(_: &Tensor, _: &Tensor, _: &Tensor, _: &ConvConfig, _: [bool; 2]) -> Result<Option<[Option<Tensor>; 2]>> {
+    Ok(None)
+}
+
+/// Bias and residual, behind `x` and weight.
+fn optional<'a>(t: &[&'a Tensor], has_bias: bool) -> (Option<&'a Tensor>, Option<&'a Tensor>) {
+    let mut rest = t[2..].iter().copied();
+    (if has_bias { rest.next() } else { None }, rest.next())
 }
 
 /// A convolution, with the residual and the activation behind it as operators of their own.

@@ -4,8 +4,8 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Result, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 
-use super::launch;
-use crate::cuda::driver::kernels::{ptx, wide_blocks};
+use super::launch::{self, of_places};
+use crate::cuda::driver::kernels::{ptx, wide_blocks, write_zeros};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
 
@@ -21,6 +21,56 @@ pub(super) fn embedding(table: &Tensor, ids: &Tensor) -> Result<Option<Tensor>> 
         return Ok(None);
     }
     launched(Embedding { rows, of_table, ids: ids.contiguous()? }, table, shape).map(Some)
+}
+
+/// The gradient of a table of so many rows, by that of its rows at `ids`. `None` if the kernel does not support the operands.
+pub(super) fn gradient(gradient: &Tensor, ids: &Tensor, table: (usize, usize)) -> Result<Option<Tensor>> {
+    let (rows, columns) = table;
+    let Some(of) = Rows::of(gradient.dims()).filter(Rows::are_countable) else { return Ok(None) };
+    let are_ids = matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64);
+    let fit = of.columns() == columns && of.rows() == ids.elem_count() && of.elements() > 0;
+    if !takes(gradient, &[]) || !are_ids || !ids.device().same_device(gradient.device()) || !fit {
+        return Ok(None);
+    }
+    let kernel = EmbeddingGradient { of, rows, ids: ids.contiguous()? };
+    launched(kernel, &gradient.contiguous()?, table).map(Some)
+}
+
+struct EmbeddingGradient {
+    /// Rows of the result's gradient.
+    of: Rows,
+    /// Rows of the table.
+    rows: usize,
+    ids: Tensor,
+}
+
+impl Kernel for EmbeddingGradient {
+    const NAME: &'static str = "embedding_gradient";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let (count, columns, rows) = (self.of.rows(), self.of.columns(), self.rows);
+        write_zeros(device, y)?;
+        macro_rules! launch {
+            ($id:ty) => {
+                with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
+                    let Some(ids) = &ids else { bail!("an embedding without ids") };
+                    let variant = format!("{}_{}", <$id>::DTYPE.as_str(), dtype.as_str());
+                    launch::EmbeddingGradient { count, columns, rows, ids, gradient: &x, y: y.as_view_mut() }.launch(
+                        device,
+                        &variant,
+                        ptx::EMBEDDING_GRADIENT,
+                        of_places(count, columns),
+                    )
+                })
+            };
+        }
+        match self.ids.dtype() {
+            DType::U8 => launch!(u8),
+            DType::U32 => launch!(u32),
+            DType::I64 => launch!(i64),
+            other => bail!("ids must be u8, u32 or i64, not {other:?}"),
+        }
+    }
 }
 
 struct Embedding {

@@ -7,6 +7,7 @@ pub(super) mod launch;
 
 use candle::{bail, Result, Tensor, D};
 
+use super::differentiable::is_tracked;
 use super::few_rows::as_few;
 use super::matmul::matmul_flops;
 use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation, RmsScale};
@@ -83,11 +84,15 @@ fn product(
     let run = move |t: &[&Tensor]| {
         let (x, norm, weight, bias, residual) = operands.of(t);
         let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, activation, residual));
-        own_or(x, own, || {
+        let composed = || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
             let y = as_few(&x, |x| linear_act(x, weight, bias, activation))?;
             residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))
-        })
+        };
+        if is_tracked(t) {
+            return composed();
+        }
+        own_or(x, own, composed)
     };
     let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias, residual];
     apply("norm_linear", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)
@@ -124,10 +129,14 @@ pub fn norm_gated(
     let run = move |t: &[&Tensor]| {
         let (x, norm, weight, bias, _) = operands.of(t);
         let own = || gpu!(cuda::norm_gated(x, norm, weight, bias, activation));
-        own_or(x, own, || {
+        let composed = || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
             gated(&as_few(&x, |x| linear(x, weight, bias))?, activation)
-        })
+        };
+        if is_tracked(t) {
+            return composed();
+        }
+        own_or(x, own, composed)
     };
     let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias];
     apply("norm_gated", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)

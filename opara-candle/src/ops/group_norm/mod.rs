@@ -8,6 +8,7 @@ pub(super) mod launch;
 use candle::{Module, Result, Tensor};
 use candle_nn::GroupNorm;
 
+use super::differentiable::recomputed;
 use super::{own_or, Activation};
 use crate::cpu::record::apply;
 
@@ -37,8 +38,12 @@ pub fn group_norm(
     activation: Activation,
 ) -> Result<Tensor> {
     apply("group_norm", &[x, scale, shift], 8 * x.elem_count() as u64, move |t| {
-        let own = || gpu!(cuda::group_norm(t[0], t[1], t[2], groups, eps, activation));
-        own_or(t[0], own, || composed(t[0], t[1], t[2], groups, eps, activation))
+        let by_candle = move |t: &[&Tensor]| composed(t[0], t[1], t[2], groups, eps, activation);
+        let forward = |t: &[&Tensor]| {
+            let own = || gpu!(cuda::group_norm(t[0], t[1], t[2], groups, eps, activation));
+            own_or(t[0], own, || by_candle(t))
+        };
+        recomputed("group_norm", t, forward, by_candle)
     })
 }
 

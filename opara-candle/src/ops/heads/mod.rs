@@ -7,6 +7,8 @@ pub(super) mod launch;
 
 use candle::{bail, Result, Tensor};
 
+use super::column_sums::column_sums;
+use super::differentiable::{differentiable, is_tracked};
 use super::own_or;
 use crate::cpu::record::apply;
 
@@ -30,7 +32,7 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
     if heads == 0 || hidden % heads != 0 {
         bail!("{heads} heads do not divide {hidden} elements")
     }
-    let run = move |t: &[&Tensor]| {
+    let forward = move |t: &[&Tensor]| {
         let (x, bias) = (t[0], t.get(1).copied());
         let composed = || {
             let (batch, seq, hidden) = x.dims3()?;
@@ -43,7 +45,15 @@ pub fn split_heads(x: &Tensor, bias: Option<&Tensor>, heads: usize, scale: f64) 
                 x.affine(scale, 0.)
             }
         };
-        own_or(x, || gpu!(cuda::split_heads(x, bias, heads, scale)), composed)
+        Ok((own_or(x, || gpu!(cuda::split_heads(x, bias, heads, scale)), composed)?, Vec::new()))
+    };
+    let run = move |t: &[&Tensor]| {
+        differentiable("split_heads", t, forward, move |passed| {
+            let merged = merge_heads(passed.gradient)?;
+            let of_x = if scale == 1. { merged } else { merged.affine(scale, 0.)? };
+            let of_bias = if passed.needs(1) { Some(column_sums(&of_x)?) } else { None };
+            Ok(vec![Some(of_x), of_bias])
+        })
     };
     match bias {
         Some(bias) => apply("split_heads", &[x, bias], 0, run),
@@ -60,11 +70,17 @@ pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
     apply("merge_heads", &[x], 0, |t| {
         let (batch, heads, seq, dim) = t[0].dims4()?;
         let merged = t[0].transpose(1, 2)?;
-        // Merging is splitting with heads and tokens exchanged, so the same kernel does it.
-        let own = || match merged.is_contiguous() {
-            true => Ok(None),
-            false => gpu!(cuda::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None::<&Tensor>, seq, 1.)),
+        if merged.is_contiguous() || is_tracked(t) && !super::runs_own(t[0]) {
+            return merged.reshape((batch, seq, heads * dim));
+        }
+        let forward = |t: &[&Tensor]| {
+            // Merging is splitting with heads and tokens exchanged, so the same kernel does it.
+            let own = || gpu!(cuda::split_heads(&t[0].reshape((batch, heads, seq * dim))?, None::<&Tensor>, seq, 1.));
+            let merged = own_or(t[0], own, || t[0].transpose(1, 2))?;
+            Ok((merged.reshape((batch, seq, heads * dim))?, Vec::new()))
         };
-        own_or(t[0], own, || Ok(merged.clone()))?.reshape((batch, seq, heads * dim))
+        differentiable("merge_heads", t, forward, move |passed| {
+            Ok(vec![Some(split_heads(passed.gradient, None, heads, 1.)?)])
+        })
     })
 }

@@ -1,5 +1,6 @@
 //! Matmuls.
 
+mod backward;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
@@ -8,7 +9,9 @@ pub(super) mod launch;
 
 use candle::{bail, Result, Tensor, D};
 
+pub(crate) use self::backward::linear_backward;
 use super::activation::bias_act;
+use super::differentiable::{differentiable, is_tracked};
 use super::{has_own_kernels, own_or, runs_own, Activation, ProductPrecision};
 use crate::cpu::kernels::is_wide;
 use crate::cpu::record::apply;
@@ -121,7 +124,7 @@ pub(crate) fn linear_in(
     let precision = precision.max(ProductPrecision::High);
     let (out, k) = weight.dims2()?;
     let flops = matmul_flops(x.elem_count() / k.max(1) * out, k);
-    let run = move |t: &[&Tensor]| {
+    let forward = move |t: &[&Tensor], activation: Activation| {
         let (x, weight, bias) = (t[0], t[1], t.get(2).copied());
         let as_it_is = x.is_contiguous() || x.rank() == 2 && (x.t()?.is_contiguous() || !runs_own(x));
         let x = if as_it_is { x.clone() } else { x.contiguous()? };
@@ -145,6 +148,23 @@ pub(crate) fn linear_in(
         };
         let own = || gpu!(cuda::linear(&x, weight, bias, activation, precision, matmul, finish));
         own_or(&x, own, || finish(matmul()?))
+    };
+    let run = move |t: &[&Tensor]| {
+        // The derivative of an activation needs its operand.
+        let is_split = activation != Activation::None && is_tracked(t);
+        let pass = |t: &[&Tensor]| match is_split {
+            true => {
+                let z = forward(t, Activation::None)?;
+                Ok((bias_act(&z, None, activation)?, vec![z]))
+            }
+            false => Ok((forward(t, activation)?, Vec::new())),
+        };
+        differentiable("linear", t, pass, move |passed| {
+            let [x, weight, ..] = passed.operands else { bail!("a product without a weight") };
+            let needs = [0, 1, 2].map(|at| passed.needs(at));
+            let of = linear_backward(x, weight, (passed.saved.first(), activation), passed.gradient, needs)?;
+            Ok(of.into())
+        })
     };
     match bias {
         Some(bias) => apply("linear", &[x, weight, bias], flops, run),

@@ -10,6 +10,7 @@ pub(super) mod launch;
 use candle::{bail, Device, Result, Tensor};
 
 use self::kind::PoolKind;
+use super::differentiable::recomputed;
 use super::{apply, own_on, own_or, PoolConfig};
 
 /// Max pooling of `(batch, channels, h, w)`. Padding is never the maximum; NaN always is.
@@ -43,11 +44,16 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     let (oh, ow) = config.output((h, w))?;
     let flops = (batch * channels * oh * ow * config.kernel * config.kernel) as u64;
     let config = PoolConfig { stride: config.padding.limit(config.stride, (h, w)), ..*config };
-    apply(name, &[x], flops, move |t| {
+    let by_candle = move |t: &[&Tensor]| composed(t[0], kind, &config);
+    let forward = move |t: &[&Tensor]| {
         let cpu = || cpu::pool(t[0], kind, config).map(Some);
         let own = own_on(t[0], cpu, || gpu!(cuda::pool(t[0], kind, &config)))?;
-        own.map_or_else(|| composed(t[0], kind, &config), Ok)
-    })
+        own.map_or_else(|| by_candle(t), Ok)
+    };
+    // candle differentiates no windows that overlap or lie apart, and divides the gradient of a maximum by the window's size (0.11.1).
+    let is_right = kind == PoolKind::Mean && config.stride == config.kernel;
+    let differentiated = move |t: &[&Tensor]| if is_right { by_candle(t) } else { by_places(t[0], kind, &config) };
+    apply(name, &[x], flops, move |t| recomputed(name, t, forward, differentiated))
 }
 
 /// The mean of each channel: `(batch, channels, h, w)` to `(batch, channels)`.
@@ -56,7 +62,9 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
 /// A tensor of another rank.
 pub fn global_avg_pool2d(x: &Tensor) -> Result<Tensor> {
     x.dims4()?;
-    apply("global_avg_pool2d", &[x], x.elem_count() as u64, global_mean)
+    apply("global_avg_pool2d", &[x], x.elem_count() as u64, |t| {
+        recomputed("global_avg_pool2d", t, global_mean, |t| t[0].mean((2, 3)))
+    })
 }
 
 /// The mean of each channel. One launch on a GPU.
@@ -64,9 +72,9 @@ fn global_mean(t: &[&Tensor]) -> Result<Tensor> {
     let (batch, channels, h, w) = t[0].dims4()?;
     let config = PoolConfig::new(h.max(1), 1);
     let own = || match h == w {
-        true => {
-            gpu!(cuda::pool(t[0], PoolKind::Mean, &config))?.map(|mean| mean.reshape((batch, channels))).transpose()
-        }
+        true => gpu!(cuda::pool(t[0], PoolKind::Mean, &config))?
+            .map(|mean: Tensor| mean.reshape((batch, channels)))
+            .transpose(),
         false => {
             let factor = 1. / (h * w) as f64;
             gpu!(cuda::plane_sums(t[0], factor))
@@ -131,51 +139,85 @@ fn picked(x: &Tensor, start: usize, stride: usize, to: (usize, usize)) -> Result
 
 /// The same with candle's operators, for any device and dtype.
 fn composed(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
+    let PoolConfig { kernel, stride, .. } = *config;
+    match kind {
+        PoolKind::Max => covered(x, config, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
+        PoolKind::Mean => {
+            let mean = covered(x, config, 0.)?.avg_pool2d_with_stride(kernel, stride)?;
+            match parts(x, config)? {
+                Some(parts) => (mean * (kernel * kernel) as f64)?.broadcast_mul(&parts),
+                None => Ok(mean),
+            }
+        }
+    }
+}
+
+/// The same with operators that candle differentiates for any stride: one for each place in a window.
+fn by_places(x: &Tensor, kind: PoolKind, config: &PoolConfig) -> Result<Tensor> {
+    let PoolConfig { kernel, stride, .. } = *config;
+    let to = config.output((x.dim(2)?, x.dim(3)?))?;
+    let covered = covered(x, config, if kind == PoolKind::Max { f64::NEG_INFINITY } else { 0. })?;
+    let place = |at: usize| {
+        let (row, column) = (at / kernel, at % kernel);
+        let from = covered.narrow(2, row, covered.dim(2)? - row)?.narrow(3, column, covered.dim(3)? - column)?;
+        picked(&from, 0, stride, to)
+    };
+    let first = place(0)?;
+    match kind {
+        PoolKind::Max => (1..kernel * kernel).try_fold(first, |all, at| all.maximum(&place(at)?)),
+        PoolKind::Mean => {
+            let sum = (1..kernel * kernel).try_fold(first, |all, at| all + place(at)?)?;
+            match parts(x, config)? {
+                Some(parts) => sum.broadcast_mul(&parts),
+                None => sum / (kernel * kernel) as f64,
+            }
+        }
+    }
+}
+
+/// The image that the windows cover, with `by` where they reach beyond it.
+fn covered(x: &Tensor, config: &PoolConfig, by: f64) -> Result<Tensor> {
     let (h, w) = (x.dim(2)?, x.dim(3)?);
     let (oh, ow) = config.output((h, w))?;
     let PoolConfig { kernel, stride, padding: p, .. } = *config;
-    // The extent that the windows cover, with partial windows filled up.
     let (bottom, right) = ((oh - 1) * stride + kernel, (ow - 1) * stride + kernel);
-    let fill = |x: &Tensor, by: f64| -> Result<Tensor> {
-        let edge = |x: &Tensor, dim: usize, by: f64, n: usize| {
-            let mut shape = x.dims().to_vec();
-            shape[dim] = n;
-            Tensor::full(by as f32, shape, x.device())?.to_dtype(x.dtype())
-        };
-        let mut x = x.clone();
-        for (dim, before, size, end) in [(2, p.top, h, bottom), (3, p.left, w, right)] {
-            let after = end.saturating_sub(size + before);
-            let used = size.min(end - before);
-            let mut parts = vec![x.narrow(dim, 0, used)?];
-            if before > 0 {
-                parts.insert(0, edge(&x, dim, by, before)?);
-            }
-            if after > 0 {
-                parts.push(edge(&x, dim, by, after)?);
-            }
-            x = Tensor::cat(&parts, dim)?;
-        }
-        Ok(x)
+    let edge = |x: &Tensor, dim: usize, n: usize| {
+        let mut shape = x.dims().to_vec();
+        shape[dim] = n;
+        Tensor::full(by as f32, shape, x.device())?.to_dtype(x.dtype())
     };
-    match kind {
-        PoolKind::Max => fill(x, f64::NEG_INFINITY)?.max_pool2d_with_stride(kernel, stride),
-        PoolKind::Mean => {
-            let mean = fill(x, 0.)?.avg_pool2d_with_stride(kernel, stride)?;
-            let counted = |i: usize| {
-                let rows = config.counted(i / ow, h, p.top, p.bottom);
-                let columns = config.counted(i % ow, w, p.left, p.right);
-                rows * columns
-            };
-            if (0..oh * ow).all(|i| counted(i) == kernel * kernel) {
-                return Ok(mean);
-            }
-            let sum = (mean * (kernel * kernel) as f64)?;
-            // Converted on the host: no kernel has to.
-            let counts = Tensor::from_iter((0..oh * ow).map(|i| 1. / counted(i) as f64), &Device::Cpu)?;
-            let counts = counts.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?;
-            sum.broadcast_mul(&counts.to_device(x.device())?)
+    let mut x = x.clone();
+    for (dim, before, size, end) in [(2, p.top, h, bottom), (3, p.left, w, right)] {
+        let after = end.saturating_sub(size + before);
+        let used = size.min(end - before);
+        let mut parts = vec![x.narrow(dim, 0, used)?];
+        if before > 0 {
+            parts.insert(0, edge(&x, dim, before)?);
         }
+        if after > 0 {
+            parts.push(edge(&x, dim, after)?);
+        }
+        x = Tensor::cat(&parts, dim)?;
     }
+    Ok(x)
+}
+
+/// What each window's sum is multiplied with for its mean; `None` if every window counts all of its elements.
+fn parts(x: &Tensor, config: &PoolConfig) -> Result<Option<Tensor>> {
+    let (h, w) = (x.dim(2)?, x.dim(3)?);
+    let (oh, ow) = config.output((h, w))?;
+    let PoolConfig { kernel, padding: p, .. } = *config;
+    let counted = |i: usize| {
+        let rows = config.counted(i / ow, h, p.top, p.bottom);
+        let columns = config.counted(i % ow, w, p.left, p.right);
+        rows * columns
+    };
+    if (0..oh * ow).all(|i| counted(i) == kernel * kernel) {
+        return Ok(None);
+    }
+    // Converted on the host: no kernel has to.
+    let parts = Tensor::from_iter((0..oh * ow).map(|i| 1. / counted(i) as f64), &Device::Cpu)?;
+    parts.reshape((1, 1, oh, ow))?.to_dtype(x.dtype())?.to_device(x.device()).map(Some)
 }
 
 #[cfg(test)]
@@ -191,9 +233,10 @@ mod tests {
         {
             let config = PoolConfig::new(3, stride).padding(uneven).ceil(ceil).count_padding(count_padding);
             for (kind, own) in [(PoolKind::Max, max_pool2d(&x, &config)?), (PoolKind::Mean, avg_pool2d(&x, &config)?)] {
-                let other = composed(&x, kind, &config)?;
-                let largest = (own - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
-                assert!(largest < 1e-6, "{kind:?}, {config:?}");
+                for other in [composed(&x, kind, &config)?, by_places(&x, kind, &config)?] {
+                    let largest = (&own - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f32>()?;
+                    assert!(largest < 1e-6, "{kind:?}, {config:?}");
+                }
             }
         }
         Ok(())

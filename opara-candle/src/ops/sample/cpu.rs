@@ -188,7 +188,7 @@ fn exponentially(random: u32) -> f32 {
 }
 
 /// Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011.
-fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+pub(in crate::ops) fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     let product = |a: u32, b: u32| {
         let product = u64::from(a) * u64::from(b);
         ((product >> 32) as u32, product as u32)

@@ -9,6 +9,7 @@ mod parameters;
 
 use candle::{bail, DType, Device, Result, Tensor};
 
+pub(super) use self::cpu::philox;
 pub use self::parameters::{Sampler, Sampling, BARRED, NO_TOKEN};
 use crate::cpu::record::{apply, apply_in_place};
 

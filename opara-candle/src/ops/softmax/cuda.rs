@@ -1,7 +1,7 @@
 //! Softmax of rows in one launch.
 
 use candle::cuda_backend::CudaDType;
-use candle::{Result, Tensor};
+use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::bias::RowStarts;
@@ -19,6 +19,37 @@ pub(super) fn softmax(x: &Tensor, bias: Option<&(Tensor, RowStarts)>) -> Result<
         return Ok(Some(x.clone()));
     }
     launched(Softmax { rows, bias: bias.cloned() }, &x.contiguous()?, x.shape()).map(Some)
+}
+
+/// The gradient before a softmax whose result is `y`. `None` if the kernel does not support the operands.
+pub(super) fn gradient(y: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+    let Some(rows) = rows_of(y, &[]).filter(|_| takes(y, &[Some(gradient)])) else { return Ok(None) };
+    if y.elem_count() == 0 || gradient.shape() != y.shape() {
+        return Ok(None);
+    }
+    launched(SoftmaxGradient { rows, gradient: gradient.contiguous()? }, &y.contiguous()?, y.shape()).map(Some)
+}
+
+struct SoftmaxGradient {
+    rows: Rows,
+    gradient: Tensor,
+}
+
+impl Kernel for SoftmaxGradient {
+    const NAME: &'static str = "softmax_gradient";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let (rows, columns) = (self.rows.rows(), self.rows.columns());
+        with_elements([Some(&self.gradient)], |[gradient]| {
+            let Some(gradient) = &gradient else { bail!("a softmax without a gradient") };
+            launch::SoftmaxGradient { rows, columns, y: &x, gradient, x: y.as_view_mut() }.launch(
+                device,
+                dtype.as_str(),
+                ptx::SOFTMAX_GRADIENT,
+                self.rows.by_warps_or_blocks(dtype),
+            )
+        })
+    }
 }
 
 struct Softmax {

@@ -10,4 +10,12 @@ kernels! {
         bias: vector opt T [of_bias],
         y: out T [rows * columns],
     }
+
+    /// The gradient before a softmax whose result is `y`.
+    SoftmaxGradient<T> = "opara_softmax_gradient_" for [f16 bf16 f32 f64] {
+        rows: usize, columns: u32,
+        y: vector in T [rows * columns],
+        gradient: vector in T [rows * columns],
+        x: out T [rows * columns],
+    }
 }

@@ -7,10 +7,12 @@ mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 
-use candle::{bail, Result, Tensor};
+use candle::{bail, Result, Tensor, D};
 
 pub(in crate::ops) use self::bias::{bias_of_rows, RowStarts};
-use super::own_on;
+use super::column_sums::{in_sums, summed_like};
+use super::differentiable::differentiable;
+use super::{own_on, own_or};
 use crate::cpu::record::apply;
 
 /// Softmax over the last dimension, in one kernel.
@@ -39,9 +41,34 @@ pub fn softmax_last_dim(x: &Tensor) -> Result<Tensor> {
 pub fn add_softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let flops = 8 * x.elem_count() as u64;
     match bias {
-        Some(bias) => apply("softmax", &[x, bias], flops, |t| softmax(t[0], Some(t[1]))),
-        None => apply("softmax", &[x], flops, |t| softmax(t[0], None)),
+        Some(bias) => apply("softmax", &[x, bias], flops, run),
+        None => apply("softmax", &[x], flops, run),
     }
+}
+
+fn run(t: &[&Tensor]) -> Result<Tensor> {
+    let forward = |t: &[&Tensor]| Ok((softmax(t[0], t.get(1).copied())?, Vec::new()));
+    differentiable("softmax", t, forward, |passed| {
+        let of_x = softmax_backward(passed.result, passed.gradient)?;
+        let of_bias = match passed.operands.get(1).filter(|_| passed.needs(1)) {
+            Some(bias) => Some(summed_like(&of_x, bias)?),
+            None => None,
+        };
+        Ok(vec![Some(of_x), of_bias])
+    })
+}
+
+/// The gradient of the operand of [`softmax_last_dim`] by its result `y` and the gradient of that.
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub(crate) fn softmax_backward(y: &Tensor, gradient: &Tensor) -> Result<Tensor> {
+    let composed = || {
+        let [p, gradient] = [in_sums(y)?, in_sums(gradient)?];
+        let sum = (&p * &gradient)?.sum_keepdim(D::Minus1)?;
+        (p * gradient.broadcast_sub(&sum)?)?.to_dtype(y.dtype())
+    };
+    own_or(y, || gpu!(cuda::gradient(y, gradient)), composed)
 }
 
 fn softmax(x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {

@@ -7,6 +7,7 @@ pub(super) mod launch;
 
 use candle::{Result, Tensor};
 
+use super::differentiable::recomputed;
 use super::own_or;
 use crate::cpu::record::apply;
 
@@ -29,7 +30,9 @@ use crate::cpu::record::apply;
 pub fn upsample_nearest2d(x: &Tensor, rows: usize, columns: usize) -> Result<Tensor> {
     x.dims4()?;
     apply("upsample_nearest2d", &[x], 0, move |t| {
-        let own = || gpu!(cuda::upsample_nearest2d(t[0], rows, columns));
-        own_or(t[0], own, || t[0].upsample_nearest2d(rows, columns))
+        let by_candle = move |t: &[&Tensor]| t[0].upsample_nearest2d(rows, columns);
+        let forward =
+            |t: &[&Tensor]| own_or(t[0], || gpu!(cuda::upsample_nearest2d(t[0], rows, columns)), || by_candle(t));
+        recomputed("upsample_nearest2d", t, forward, by_candle)
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! A parameter is `name: kind`, where a kind is one of
 //!
-//! - `i32`, `f32`, `f64`, `usize`: a number, which the host gives as such; `u32`: one that the host counts as `usize`; `u32 [3]`: several,
+//! - `i32`, `i64`, `f32`, `f64`, `usize`: a number, which the host gives as such; `u32`: one that the host counts as `usize`; `u32 [3]`: several,
 //! - `in T [length]`: a pointer to `length` elements that are read; `opt T [length]`: one that may be null;
 //!   `guarded T [length]`: one that may be null where another parameter keeps the kernel from it,
 //! - `out T [length]`: overwritten; `kept T [length]`: partly overwritten; `added T [length]`: read and overwritten,
@@ -48,7 +48,7 @@ macro_rules! numbers {
     )*};
 }
 
-numbers! { i32 u32 f32 f64 usize }
+numbers! { i32 u32 i64 f32 f64 usize }
 
 /// Words of a table: numbers, or addresses.
 #[repr(transparent)]

@@ -44,6 +44,19 @@ pub(crate) fn written<T: CudaDType + DeviceRepr>(
     Ok(result)
 }
 
+/// Writes zeros to all of a result.
+///
+/// # Errors
+/// A failed driver call.
+pub(crate) fn write_zeros<T>(device: &CudaDevice, y: &mut CudaSlice<T>) -> Result<()> {
+    let bytes = y.len() * size_of::<T>();
+    // SAFETY: any bytes are bytes, and the view has those of the elements.
+    match unsafe { y.transmute_mut::<u8>(bytes) } {
+        Some(mut bytes) => device.cuda_stream().memset_zeros(&mut bytes).w(),
+        None => bail!("a result of {} elements is too short for them", y.len()),
+    }
+}
+
 /// Loads the kernel `name` of the PTX module `code` on the device, without the module's other kernels.
 ///
 /// # Errors

@@ -1,0 +1,62 @@
+//! Launches of `column_sums.cu`.
+
+use cudarc::driver::LaunchConfig;
+
+use crate::cuda::driver::kernels::kernels;
+
+kernels! {
+    /// Sums of the columns, for each share of the rows.
+    ColumnSums<T> = "opara_reduction_column_sums_" for [f16 bf16 f32] {
+        rows: usize, columns: u32, share: u32, shares: grid [1],
+        x: in T [rows * columns],
+        sums: out f32 [shares * columns],
+    }
+
+    /// The sums of all shares; several sets of them lie one behind the other.
+    ColumnTotals<T> = "opara_reduction_column_totals_" for [f16 bf16 f32] {
+        rows: u32, columns: u32, sets: grid [2],
+        sums: in f32 [sets * rows * columns],
+        y: out T [sets * columns],
+    }
+
+    /// The gradient before an activation of `x`, and the sums of its columns, for each share of the rows.
+    ActivationGradient<T> = "opara_elementwise_activation_gradient_" for [f16 bf16 f32] {
+        rows: usize, columns: u32, share: u32, activation: i32, shares: grid [1],
+        x: in T [rows * columns],
+        gradient: in T [rows * columns],
+        sums: cache f32 [shares * columns],
+        y: out T [rows * columns],
+    }
+}
+
+/// Rows and columns of a block.
+const SIDE: usize = 32;
+
+/// How rows are shared among blocks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shares {
+    /// Rows of a share.
+    pub rows: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Shares {
+    /// Enough to fill a GPU, but few enough to be summed again.
+    pub fn of(rows: usize) -> Self {
+        let share = rows.div_ceil(512).max(2 * SIDE);
+        Self { rows: share, count: rows.div_ceil(share) }
+    }
+
+    pub fn config(self, columns: usize) -> LaunchConfig {
+        of_columns(columns, self.count, 1)
+    }
+}
+
+pub(super) fn of_columns(columns: usize, shares: usize, sets: usize) -> LaunchConfig {
+    LaunchConfig {
+        grid_dim: (columns.div_ceil(SIDE) as u32, shares as u32, sets as u32),
+        block_dim: (SIDE as u32, SIDE as u32, 1),
+        shared_mem_bytes: 0,
+    }
+}
