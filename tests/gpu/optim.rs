@@ -3,6 +3,7 @@
 use anyhow::Context;
 use candle::{DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
+use opara_candle::ops;
 use opara_candle::optim::{AdamW, Schedule};
 use opara_candle::{Error, Mode, OparaExecutor, TrainError, Trainer};
 
@@ -10,7 +11,7 @@ use crate::common::training::{
     assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
     Net,
 };
-use crate::common::{gpu, same_bits};
+use crate::common::{gpu, same_bits, waves};
 
 #[test]
 fn optimizers_are_candles() -> anyhow::Result<()> {
@@ -107,6 +108,45 @@ fn captured_steps_of_own_operators_train_as_eager_ones_do() -> anyhow::Result<()
             losses.push(loss.to_scalar::<f32>()?);
         }
         assert!(losses[59] < losses[0] / 2., "{dtype:?}: {losses:?}");
+    }
+    Ok(())
+}
+
+/// A convolution, a pool and a layer by this library's operators.
+#[test]
+fn captured_steps_of_convolutions_train_as_eager_ones_do() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::BF16] {
+        let shapes: [&[usize]; 4] = [&[4, 3, 3, 3], &[4], &[5, 64], &[5]];
+        let of = |(at, shape): (usize, &[usize])| {
+            Var::from_tensor(&(waves(at, shape)? * 0.3)?.to_dtype(dtype)?.to_device(&device)?)
+        };
+        let net = || anyhow::Ok(shapes.into_iter().enumerate().map(of).collect::<candle::Result<Vec<_>>>()?);
+        let loss = |weights: &[Var], x: &[Tensor]| {
+            let config = ops::ConvConfig::default().padding(1).activation(ops::Activation::Relu);
+            let y = ops::conv2d(&x[0], &weights[0], Some(&weights[1]), &config)?;
+            let y = ops::max_pool2d(&y, &ops::PoolConfig::new(2, 2))?.flatten_from(1)?;
+            ops::cross_entropy(&ops::linear(&y, &weights[2], Some(&weights[3]))?, &x[1], Default::default())
+        };
+        let batch = |at: usize| -> candle::Result<[Tensor; 2]> {
+            let classes = Tensor::from_iter((0..6).map(|i| ((i + at) % 5) as u32), &device)?;
+            Ok([waves(at, (6, 3, 8, 8))?.to_dtype(dtype)?.to_device(&device)?, classes])
+        };
+        let (eager, captured) = (net()?, net()?);
+        let optimizer = |weights: &[Var]| AdamW::new(weights.to_vec(), ParamsAdamW { lr: 0.01, ..Default::default() });
+        let (mut own, other, weights) = (optimizer(&eager)?, optimizer(&captured)?, captured.clone());
+        let step = move |x: &[Tensor]| Ok(vec![loss(&weights, x)?]);
+        let mut trainer = OparaExecutor::builder().build_train(step, &other, &batch(0)?)?;
+        let report = trainer.report().context("a captured step has a report")?;
+        assert_ne!(report.mode(), Mode::Eager, "{report}");
+        for at in 0..20 {
+            let batch = batch(at)?;
+            own.backward_step(&loss(&eager, &batch)?)?;
+            trainer.step(&batch)?;
+            for (a, b) in captured.iter().zip(&eager) {
+                assert!(same_bits(a, b)?, "{dtype:?}, step {at}");
+            }
+        }
     }
     Ok(())
 }

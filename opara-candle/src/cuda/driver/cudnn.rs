@@ -48,6 +48,12 @@ type Planned = (usize, Convolution, Algorithm);
 /// give the same answers.
 static WORKSPACES: LazyLock<Mutex<HashMap<Planned, usize>>> = LazyLock::new(Mutex::default);
 
+/// Device, convolution, and whether it is the image's gradient, with bytes of the workspace; `None` where cuDNN does not support it.
+type BackwardWorkspaces = HashMap<(usize, Convolution, bool), Option<usize>>;
+
+/// The same for gradients.
+static BACKWARD_WORKSPACES: LazyLock<Mutex<BackwardWorkspaces>> = LazyLock::new(Mutex::default);
+
 /// The cuDNN descriptors of a convolution. `C` is the accumulator type.
 struct Descriptors<T: CudnnDataType, C: CudnnDataType> {
     convolution: ConvDescriptor<C>,
@@ -235,11 +241,16 @@ where
     let descriptors = Descriptors::<T, C>::new(&handle(device)?, of)?;
     let Descriptors { convolution: conv, x, weight: w, y: dy, .. } = &descriptors;
     let (data, filter) = (ConvBackwardData { conv, dx: x, w, dy }, ConvBackwardFilter { conv, x, dw: w, dy });
-    let bytes = match kind {
-        Gradient::OfX { .. } => data.get_workspace_size(DATA),
-        Gradient::OfWeight { .. } => filter.get_workspace_size(FILTER),
-    };
-    let Ok(bytes) = bytes else { return Ok(false) };
+    let planned = (device.cuda_stream().context().ordinal(), *of, matches!(kind, Gradient::OfX { .. }));
+    let known = BACKWARD_WORKSPACES.lock().get(&planned).copied();
+    let bytes = known.unwrap_or_else(|| {
+        let bytes = match kind {
+            Gradient::OfX { .. } => data.get_workspace_size(DATA),
+            Gradient::OfWeight { .. } => filter.get_workspace_size(FILTER),
+        };
+        *BACKWARD_WORKSPACES.lock().entry(planned).or_insert(bytes.ok())
+    });
+    let Some(bytes) = bytes else { return Ok(false) };
     // SAFETY: only cuDNN uses the workspace.
     let mut workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
     let (workspace, factors) = (workspace.as_mut(), (T::from_f64(1.), T::from_f64(0.)));
