@@ -8,6 +8,8 @@ pub struct Errors {
     squares: [f64; 2],
     most: [f64; 2],
     numbers: f64,
+    /// Where the executor's largest error is, with the result in double precision, candle's and its own.
+    worst: (usize, [f64; 3]),
 }
 
 impl Errors {
@@ -27,14 +29,17 @@ impl Errors {
                 return Ok(Err(format!("element {at} is {o}, candle's {c}, in double precision {r}")));
             }
         }
-        let finite = || all().filter(|(r, c, o)| r.is_finite() && c.is_finite() && o.is_finite());
+        let finite = || all().enumerate().filter(|(_, (r, c, o))| r.is_finite() && c.is_finite() && o.is_finite());
         let numbers = finite().count() as f64;
-        let scale = (finite().map(|(r, ..)| r * r).sum::<f64>() / numbers.max(1.)).sqrt();
+        let scale = (finite().map(|(_, (r, ..))| r * r).sum::<f64>() / numbers.max(1.)).sqrt();
         let mut errors = Self { numbers, ..Self::default() };
-        for (r, c, o) in finite() {
+        for (at, (r, c, o)) in finite() {
             for (of, y) in [c, o].into_iter().enumerate() {
                 let error = (y - r).abs() / (unit(dtype) * r.abs().max(scale).max(f64::MIN_POSITIVE));
                 errors.squares[of] += error * error;
+                if of == 1 && error > errors.most[of] {
+                    errors.worst = (at, [r, c, o]);
+                }
                 errors.most[of] = errors.most[of].max(error);
             }
         }
@@ -50,6 +55,7 @@ impl Errors {
             squares: each(|of| of.squares, |a, b| a + b),
             most: each(|of| of.most, f64::max),
             numbers: self.numbers + other.numbers,
+            worst: if other.most[1] > self.most[1] { other.worst } else { self.worst },
         }
     }
 

@@ -82,11 +82,12 @@ impl Random {
         let mut x = x.clone();
         for _ in 0..pass.rng.usize(1..4) {
             let before = if pass.rng.bool() { tokens::norm(pass, &x)? } else { x.clone() };
-            let y = match pass.rng.usize(..9) {
+            let y = match pass.rng.usize(..11) {
                 0..4 => attention::attention(pass, &before)?,
                 4..6 => tokens::mlp(pass, &before)?,
                 6 => tokens::shuffle(pass, &before)?,
                 7 => tokens::reduce(pass, &before)?,
+                8 | 9 => tokens::places(pass, &before)?,
                 _ => tokens::elements(pass, &before)?,
             };
             x = if pass.rng.usize(..3) > 0 { (x + y)? } else { y };

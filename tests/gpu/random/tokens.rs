@@ -2,7 +2,7 @@
 
 use std::ops::{Add, Mul};
 
-use candle::{DType, Result, Tensor, D};
+use candle::{DType, Device, Result, Tensor, D};
 use candle_nn::ops::{layer_norm, rms_norm, sigmoid, silu};
 
 use super::pass::Pass;
@@ -150,6 +150,118 @@ pub fn elements(pass: &mut Pass, x: &Tensor) -> Result<Tensor> {
             let scale = pass.weight(width, 1.)?.to_dtype(pass.wide())?;
             x.to_dtype(pass.wide())?.broadcast_mul(&scale)?.to_dtype(pass.own())
         }
+    }
+}
+
+/// Operators that move elements to other places by integers, or go along a dimension; they keep the shape.
+pub fn places(pass: &mut Pass, x: &Tensor) -> Result<Tensor> {
+    let (batch, tokens, width) = x.dims3()?;
+    let x = &x.contiguous()?;
+    // Tokens in an order that the module holds.
+    let order = |pass: &mut Pass, of: usize| {
+        let mut ids: Vec<u32> = (0..of as u32).collect();
+        pass.rng.shuffle(&mut ids);
+        pass.constant(|| Tensor::from_vec(ids, of, &Device::Cpu))
+    };
+    match pass.named(&[
+        "cumulated",
+        "sorted",
+        "gathered",
+        "added to places",
+        "scattered",
+        "rolled",
+        "columns' softmax",
+        "variance",
+        "logarithm of a sum",
+        "rotary",
+        "rotary of neighbours",
+        "slices in place",
+        "chunks",
+        "larger ones",
+        "smaller ones",
+        "powf",
+        "elu",
+        "erf",
+        "every second",
+        "outer product",
+        "lower triangle",
+        "edges repeated",
+        "bilinear",
+        "first of a batch",
+    ]) {
+        "cumulated" => (x.cumsum(1)? * (1. / tokens as f64))?.add(x),
+        "sorted" => {
+            let ids = x.arg_sort_last_dim(pass.rng.bool())?;
+            x.gather(&ids, 2)?.add(x)
+        }
+        "gathered" => {
+            let ids =
+                order(pass, tokens)?.reshape((1, tokens, 1))?.broadcast_as((batch, tokens, width))?.contiguous()?;
+            x.gather(&ids, 1)
+        }
+        "added to places" => {
+            let part = tokens.div_ceil(2);
+            x.index_add(
+                &order(pass, tokens)?.narrow(0, 0, part)?.contiguous()?,
+                &x.narrow(1, 0, part)?.contiguous()?,
+                1,
+            )
+        }
+        "scattered" => {
+            let ids = order(pass, width)?.reshape((1, 1, width))?.broadcast_as((batch, tokens, width))?.contiguous()?;
+            x.zeros_like()?.scatter_add(&ids, x, 2)
+        }
+        "rolled" => x.roll(1 + (tokens / 3) as i32, 1),
+        "columns' softmax" => candle_nn::ops::softmax(x, 1)?.add(x),
+        "variance" if tokens > 1 => x.broadcast_div(&(x.var_keepdim(1)? + 1.)?),
+        "logarithm of a sum" => x.broadcast_sub(&x.log_sum_exp(D::Minus1)?.unsqueeze(D::Minus1)?),
+        how @ ("rotary" | "rotary of neighbours") => {
+            let half = width / 4;
+            let angles = (0..tokens * half).map(|at| (at / half) as f64 / 50f64.powf((at % half) as f64 / half as f64));
+            let angles = Tensor::from_iter(angles, &Device::Cpu)?.reshape((tokens, half))?;
+            let [cos, sin] = [angles.cos()?, angles.sin()?];
+            let [cos, sin] = [cos, sin].map(|of| of.to_dtype(pass.module_dtype())?.to_dtype(pass.own()));
+            let (cos, sin) = (cos?.to_device(pass.device())?, sin?.to_device(pass.device())?);
+            let heads = x.reshape((batch, tokens, 2, width / 2))?.transpose(1, 2)?.contiguous()?;
+            let turned = match how {
+                "rotary" => candle_nn::rotary_emb::rope(&heads, &cos, &sin)?,
+                _ => candle_nn::rotary_emb::rope_i(&heads, &cos, &sin)?,
+            };
+            turned.transpose(1, 2)?.reshape((batch, tokens, width))
+        }
+        "slices in place" => {
+            let (from, count) = (tokens / 3, tokens.div_ceil(3));
+            let half = (x.narrow(1, 0, count)? * 0.5)?.contiguous()?;
+            x.slice_scatter(&half, 1, from)
+        }
+        "chunks" => {
+            let mut chunks = x.chunk(4, 2)?;
+            chunks.reverse();
+            Tensor::cat(&chunks, 2)
+        }
+        "larger ones" => x.maximum(&x.roll(1, 2)?.contiguous()?),
+        "smaller ones" => x.minimum(&x.roll(5, 2)?.contiguous()?),
+        "powf" => (x.abs()? + 0.1)?.powf(1.7)?.tanh(),
+        "elu" => x.elu(0.8),
+        "erf" => x.erf(),
+        "every second" => {
+            let y = x.reshape((batch, tokens, width / 2, 2))?;
+            y.narrow(3, 1, 1)?.broadcast_as(y.shape())?.reshape((batch, tokens, width))
+        }
+        "outer product" => {
+            let (one, other) = (x.narrow(2, 0, 8)?, x.narrow(2, width - width / 8, width / 8)?);
+            one.unsqueeze(3)?.broadcast_mul(&other.unsqueeze(2)?)?.reshape((batch, tokens, width))?.tanh()
+        }
+        "lower triangle" => {
+            let mask = Tensor::tril2(tokens, pass.own(), pass.device())?;
+            mask.broadcast_as((batch, tokens, tokens))?.contiguous()?.matmul(x)? * (1. / tokens as f64)
+        }
+        "edges repeated" => x.pad_with_same(1, 1, 2)?.narrow(1, 2, tokens),
+        "bilinear" if tokens > 1 => {
+            let y = x.reshape((batch, 1, tokens, width))?.upsample_bilinear2d(2 * tokens, width, false)?;
+            y.narrow(2, tokens / 2, tokens)?.contiguous()?.squeeze(1)
+        }
+        _ => x.narrow(0, 0, 1)?.broadcast_add(&x.narrow(2, 0, 1)?),
     }
 }
 
