@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use candle::{Result, Tensor};
 use opara_plan::rewrite::rules::Match;
-use opara_plan::rewrite::{Compared, Compute, Graph, Node, ProductPrecision};
+use opara_plan::rewrite::{Compared, Compute, Graph};
 use opara_plan::trace::Function;
 
 use super::accuracy::{compare, near_in_kind, same_kinds};
@@ -75,9 +75,6 @@ fn judge_on(
     let original = joined(graph);
     let mut candles = Candles::new(&original, set);
     for at in nodes {
-        if is_unjudged(&original.nodes[at], &changed.nodes[at]) {
-            return Ok(Err("nothing tells the errors of a grouped convolution that rounds to TF32".into()));
-        }
         match candles.judge(changed, at, noise)? {
             Ok(compared) => worst = worst.or_worse(compared),
             Err(reason) => return Ok(Err(reason)),
@@ -91,12 +88,6 @@ fn judge_on(
         }
     }
     Ok(Ok(worst))
-}
-
-/// Whether a node may round operands of f32, and is judged by nothing: a grouped convolution is one in the original, too.
-fn is_unjudged(original: &Node, changed: &Node) -> bool {
-    let is_grouped = matches!(original.compute, Compute::FusedConvolution(_));
-    is_grouped && changed.precision == ProductPrecision::Fastest && changed.more_precise().is_some()
 }
 
 /// Has a graph products whose operands candle rounds to 8 bits?

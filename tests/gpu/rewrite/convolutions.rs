@@ -147,6 +147,23 @@ fn grouped_convolutions_become_one_launch() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Of few numbers each operator is judged by itself, beside a convolution of all groups that stands for candle's.
+#[test]
+fn grouped_convolutions_of_few_results_are_no_less_accurate() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let group: Forward = |blocks, x| blocks[0].forward(x)?.relu();
+    for (dtype, [channels, groups]) in FLOATS.into_iter().flat_map(|dtype| [[24, 4], [32, 8]].map(|of| (dtype, of))) {
+        let block = Block::new("few", [channels, channels, 3], 2, groups, dtype)?;
+        let inputs = [noise(1, (1, channels, 5, 5))?, noise(2, (1, channels, 5, 5))?];
+        let (fast, of) = answers(&device, dtype, (group, from_ref(&block)), [&inputs[0], &inputs[1]])?;
+        let [ours, candle] = [0, 1].map(|at| error(dtype, &of[at], &of[2]));
+        let (ours, candle, report) = (ours?, candle?, fast.report());
+        // TF32 is off by thousands of roundings.
+        assert!(ours <= 2. * candle + 1., "{dtype:?}: {ours:.3} roundings, candle {candle:.3}\n{report}");
+    }
+    Ok(())
+}
+
 /// `max(x, 0)`, a depthwise convolution and a pointwise one, beside their operand, as in a cell of NASNet.
 fn cell(blocks: &[Block], x: &Tensor) -> Result<Tensor> {
     let x = blocks[0].forward(x)?;
