@@ -123,3 +123,59 @@ fn a_token_beyond_the_end_of_a_cache_is_not_written() -> Result<()> {
     }
     Ok(())
 }
+
+/// Where scores lie far apart, a token sees the value of one place, however large they are: weights are of differences.
+#[test]
+fn large_scores_choose_a_place() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let mut chosen = 0;
+    for (heads, dtype) in HEADS.iter().flat_map(|&heads| DTYPES.map(|dtype| (heads, dtype))) {
+        for (tokens, factor) in
+            [1, 3, 128].into_iter().flat_map(|tokens| [60., 1e3, 2e4].map(|factor| (tokens, factor)))
+        {
+            let (of_heads, of_keys, dim) = heads;
+            // candle's operators have scores in the type of 16 bits, which are too large for it.
+            if dtype != DType::F32 && (dim == 20 || dim == 256 && tokens > 1) {
+                continue;
+            }
+            let Case { of, cache, .. } = Case::new(heads, [1, tokens, 320], dtype, &device)?;
+            let of_type = |x: Tensor| x.to_dtype(dtype)?.to_dtype(DType::F64);
+            let start = 150;
+            let q = of_type((waves(3, (tokens, of_keys, of_heads / of_keys, dim))? * factor)?)?;
+            let new = |i: usize| waves(i, (tokens, of_keys, dim));
+            let (k, v) = (of_type((new(4)? * factor)?)?, of_type(new(8)?)?);
+            let qkv = [q.flatten(1, 3)?, k.flatten(1, 2)?, v.flatten(1, 2)?];
+            let qkv = Tensor::cat(&qkv, 1)?.unsqueeze(0)?.to_dtype(dtype)?.to_device(&device)?;
+            let earlier = |at: usize, factor: f64| of_type((cache.get(0)?.get(at)?.narrow(1, 0, start)? * factor)?);
+            let [earlier_k, earlier_v] = [earlier(0, factor)?, earlier(1, 1.)?];
+            let all = |earlier: &Tensor, new: &Tensor| Tensor::cat(&[earlier, &new.transpose(0, 1)?], 1);
+            let (k, v) = (all(&earlier_k, &k)?, all(&earlier_v, &v)?);
+            let room = Tensor::zeros((1, 2, of_keys, 320, dim), dtype, &device)?;
+            let both = Tensor::stack(&[earlier_k, earlier_v], 0)?.unsqueeze(0)?.to_dtype(dtype)?.to_device(&device)?;
+            room.slice_set(&both.contiguous()?, 3, 0)?;
+            let at = Tensor::new(&[start as u32], &device)?;
+            let tokens_of = NewTokens { qkv: &qkv, start: &at, rotary: None, norms: None, by_distance: None };
+            let got = ops::cached_attention(&of, &room, tokens_of)?.to_device(CPU)?.to_dtype(DType::F64)?;
+            let got = got.reshape((tokens, of_keys, of_heads / of_keys, dim))?;
+            // The last tokens see most.
+            let some = tokens.saturating_sub(2)..tokens;
+            for (token, head) in some.flat_map(|token| (0..of_heads).map(move |head| (token, head))) {
+                let (key, query) = (head / (of_heads / of_keys), head % (of_heads / of_keys));
+                let q = q.get(token)?.get(key)?.get(query)?.unsqueeze(1)?;
+                let scores = (k.get(key)?.narrow(0, 0, start + token + 1)?.matmul(&q)? * of.scale)?.flatten_all()?;
+                let mut places: Vec<(usize, f64)> = scores.to_vec1::<f64>()?.into_iter().enumerate().collect();
+                places.sort_by(|a, b| b.1.total_cmp(&a.1));
+                // A sum of f32 may have another largest one where two are close.
+                if places[0].1 - places[1].1 < 60. + 1e-5 * places[0].1.abs() {
+                    continue;
+                }
+                chosen += 1;
+                let (expected, got) = (v.get(key)?.get(places[0].0)?, got.get(token)?.get(key)?.get(query)?);
+                let apart = (expected - got)?.abs()?.max(0)?.to_scalar::<f64>()?;
+                assert!(apart < 1e-6, "{apart}: token {token}, head {head} of {of:?}, {factor}, {tokens} in {dtype:?}");
+            }
+        }
+    }
+    assert!(chosen > 100, "{chosen} tokens had one place");
+    Ok(())
+}

@@ -30,7 +30,7 @@ struct State {
 };
 
 // Scores become weights, and what was summed before is rescaled. If all scores of a row so far are hidden, the base is 0, so that no
-// inf - inf makes NaN.
+// inf - inf makes NaN. `in_bits` scales differences: scaled scores would round with the size of a score.
 template <int N, int D>
 __device__ inline void add_tile(float (&score)[N][4], float (&out)[D][4], State &state, float in_bits) {
 #pragma unroll
@@ -43,13 +43,12 @@ __device__ inline void add_tile(float (&score)[N][4], float (&out)[D][4], State 
             for (int i = 2 * r; i < 2 * r + 2; i++) largest = Max::of(largest, score[n][i]);
         largest = warp_reduce<Max>(largest, 4);
         const float base = largest == -INFINITY ? 0 : largest, correction = exp2_approx((before - base) * in_bits);
-        const float shift = base * in_bits;
         float weights = 0;
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
             for (int i = 2 * r; i < 2 * r + 2; i++)
-                weights += score[n][i] = exp2_approx(fmaf(score[n][i], in_bits, -shift));
+                weights += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
         state.sum[r] = fmaf(state.sum[r], correction, weights);
 #pragma unroll
         for (int d = 0; d < D; d++)
