@@ -28,6 +28,8 @@ pub(super) fn put(of: &mut Evaluation, node: &Node, function: &Function, shape: 
     let x = of.operand(x, &[left, to, right])?.broadcast_as((left, to, right))?.contiguous()?;
     let new = of.operand(new, &[left, from, right])?.broadcast_as((left, from, right))?.contiguous()?;
     if matches!(function, Function::IndexAdd(_)) {
+        // candle copies the operand, and looks in the copy for where the operand begins in its own memory.
+        let x = if x.layout().start_offset() == 0 { x } else { x.force_contiguous()? };
         return x.index_add(&of.own(ids)?.flatten_all()?.contiguous()?, &new, 1);
     }
     let ids = of.operand(ids, &[left, from, right])?.broadcast_as((left, from, right))?.contiguous()?;

@@ -115,3 +115,22 @@ fn heads_that_share_keys_are_no_less_accurate() -> anyhow::Result<()> {
     // candle concatenates views of several texts in another order, which stays a copy.
     check(grouped_attention, &weights, &[3, 40, 128], &["attention"])
 }
+
+/// The norm of a sum comes beside the sum, as a part of one tensor, and candle adds to a copy of that.
+#[test]
+fn elements_are_added_to_places_of_a_norm_beside_its_sum() -> anyhow::Result<()> {
+    let added: Forward = |weights, x| {
+        let sum = (x + x.tanh()?)?;
+        let scale = &weights[0];
+        let norm = match x.dtype() {
+            DType::F64 => {
+                let size = (sum.sqr()?.mean_keepdim(D::Minus1)? + 1e-5)?.sqrt()?;
+                sum.broadcast_div(&size)?.broadcast_mul(scale)?
+            }
+            _ => candle_nn::ops::rms_norm(&sum, scale, 1e-5)?,
+        };
+        let rows = Tensor::new(&[5u32, 3, 0], x.device())?;
+        norm.index_add(&rows, &norm.narrow(1, 0, 3)?.contiguous()?, 1)? + sum
+    };
+    check(added, &[(noise(1, 96)? + 1.)?], &[1, 33, 96], &["residual-norm"])
+}

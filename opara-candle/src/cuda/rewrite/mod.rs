@@ -25,6 +25,7 @@ use super::driver::lacks_memory;
 use super::program::CudaProgram;
 use super::target::Target;
 use crate::backend::{Example, Recorded, Rewriting, RewrittenProgram};
+use crate::panics::caught_as;
 use crate::report::Rewrite;
 use crate::rewrite::accuracy::{near, near_in_kind};
 use crate::rewrite::choice::{choose_usable, Choice};
@@ -263,7 +264,8 @@ impl Rewriter {
             self.decided(decided.clone());
             return Ok(None);
         }
-        let chosen = self.choice(program, &region, earlier, values, uploads);
+        let panicked = |message: String| Error::Internal { message: format!("an operator panicked: {message}") };
+        let chosen = caught_as(panicked, || self.choice(program, &region, earlier, values, uploads));
         let ops = region.ops.clone();
         let stays = |why: String| vec![format!("launches {ops:?} stay candle's: {why}")];
         let (standing, notes, replacement) = match chosen {
