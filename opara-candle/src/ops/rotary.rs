@@ -39,13 +39,18 @@ fn turn(
     by: fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>,
     [x, cos, sin]: [&Tensor; 3],
 ) -> Result<Tensor> {
-    let forward =
-        move |x: &Tensor, cos: &Tensor, sin: &Tensor| by(&x.contiguous()?, &cos.contiguous()?, &sin.contiguous()?);
-    // Angles have no gradient.
-    apply(name, &[x, &cos.detach(), &sin.detach()], 3 * x.elem_count() as u64, move |t| {
+    // candle panics where nothing is to be turned.
+    let forward = move |x: &Tensor, cos: &Tensor, sin: &Tensor| match x.elem_count() {
+        0 => Ok(x.clone()),
+        _ => by(&x.contiguous()?, &cos.contiguous()?, &sin.contiguous()?),
+    };
+    apply(name, &[x, cos, sin], 3 * x.elem_count() as u64, move |t| {
         let pass = |t: &[&Tensor]| Ok((forward(t[0], t[1], t[2])?, Vec::new()));
         differentiable(name, t, pass, move |passed| {
             let [_, cos, sin] = passed.operands else { bail!("`{name}` without angles") };
+            if passed.needs(1) || passed.needs(2) {
+                bail!("`{name}` has no backward pass to its angles");
+            }
             Ok(vec![Some(forward(passed.gradient, cos, &sin.neg()?)?), None, None])
         })
     })

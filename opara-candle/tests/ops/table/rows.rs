@@ -2,7 +2,7 @@
 
 use opara_candle::ops::{self, Activation};
 
-use super::{case, floats, Case, Sizes};
+use super::{case, floats, Case, Operand, Sizes};
 
 pub(super) fn cases() -> Vec<Case> {
     let all = |[b, n, m, _]: Sizes| vec![b, n, m];
@@ -67,7 +67,14 @@ pub(super) fn cases() -> Vec<Case> {
             |[b, _, m, _]| vec![b, 1, m],
             |t| ops::sum_keepdim(&t[0], 1),
         ),
+        case("rope", turned, |[b, n, m, k]| vec![b, n, m, 2 * k], |t| ops::rope(&t[0], &t[1], &t[2])),
+        case("rope_i", turned, |[b, n, m, k]| vec![b, n, m, 2 * k], |t| ops::rope_i(&t[0], &t[1], &t[2])),
         case("argmax", |[b, n, m, _]| floats(&[&[b, n, m]]), |[b, n, ..]| vec![b, n], |t| ops::argmax(&t[0], 2)),
         case("argmax", |[b, n, m, _]| floats(&[&[b, n, m]]), |[b, _, m, _]| vec![b, m], |t| ops::argmax(&t[0], 1)),
     ]
+}
+
+/// Texts of several heads, cosines and sines.
+fn turned([b, n, m, k]: Sizes) -> Vec<Operand> {
+    floats(&[&[b, n, m, 2 * k], &[m, k], &[m, k]])
 }
