@@ -73,6 +73,8 @@ pub struct Whole {
     pub overwritten: Vec<(usize, Value)>,
     /// The values of buffers that the module keeps, as far as they are followed.
     pub kept: Vec<(BufferId, Value)>,
+    /// For each node of the graph the op that it was made for.
+    pub origins: Vec<OpId>,
 }
 
 /// The graph of all ops of a trace, if each has a meaning. The module keeps some buffers of it.
@@ -100,7 +102,7 @@ pub fn whole(trace: &Trace, kept: impl IntoIterator<Item = BufferId>) -> Result<
     }
     run.graph.merge_constants();
     let is_any = !run.graph.outputs.is_empty() && !run.graph.inputs.is_empty();
-    is_any.then_some(Whole { graph: run.graph, overwritten, kept }).ok_or(trace.ops.len())
+    is_any.then_some(Whole { graph: run.graph, overwritten, kept, origins: run.origins }).ok_or(trace.ops.len())
 }
 
 /// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
@@ -153,6 +155,9 @@ struct Run<'a> {
     graph: Graph,
     /// For each node, whether it depends on constants alone.
     constant: Vec<bool>,
+    /// For each node, the op that was taken then, which is this one now.
+    origins: Vec<OpId>,
+    op: OpId,
     states: HashMap<BufferId, State>,
     /// By buffer.
     inputs: HashMap<BufferId, usize>,
@@ -160,14 +165,16 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(trace: &'a Trace, last_users: &'a [Option<OpId>], is_written: &'a [bool]) -> Self {
-        let (graph, constant) = (Graph::default(), Vec::new());
+        let (graph, constant, origins) = (Graph::default(), Vec::new(), Vec::new());
         let (elements, states, inputs) = (HashMap::new(), HashMap::new(), HashMap::new());
-        Self { trace, last_users, is_written, is_whole: false, elements, graph, constant, states, inputs }
+        let (is_whole, op) = (false, 0);
+        Self { trace, last_users, is_written, is_whole, elements, graph, constant, origins, op, states, inputs }
     }
 
     /// Adds an op; `None` if it cannot be part of the run. What was noted of it meanwhile changes nothing for the ops before it.
     fn take(&mut self, op: OpId) -> Option<()> {
         let trace = self.trace;
+        self.op = op;
         let meaning = trace.ops[op].meaning.as_deref()?;
         let written: HashSet<BufferId> = meaning.writes.iter().map(|view| view.buffer).collect();
         // What else it writes is scratch memory of a library.
@@ -317,6 +324,7 @@ impl<'a> Run<'a> {
     fn push(&mut self, node: Node) -> Value {
         let is_constant = |operand: &Operand| self.graph.is_constant(operand.value, &self.constant);
         self.constant.push(node.operands.iter().all(is_constant));
+        self.origins.push(self.op);
         self.graph.nodes.push(node);
         Value::Node(self.graph.nodes.len() - 1)
     }
@@ -333,6 +341,8 @@ impl<'a> Run<'a> {
         let value = match self.states.get(&buffer) {
             Some(State::Whole(value)) => *value,
             Some(State::Zeros(_)) => {
+                let known = self.elements.get(&buffer).copied().filter(|_| element == Element::Byte);
+                let element = known.unwrap_or(element);
                 let len = bytes / element.bytes();
                 let compute = Compute::Recorded(Function::Zeros);
                 let node = Node::new(compute, Vec::new(), element, len);

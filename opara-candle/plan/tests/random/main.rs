@@ -12,23 +12,50 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result};
 use fastrand::Rng;
-use opara_plan::rewrite::{regions, rules, Graph};
+use opara_plan::rewrite::{regions, rules, whole, Graph};
 use opara_plan::trace::{Element, Function, Trace};
 use rayon::prelude::*;
 
 use self::interpreter::Interpreter;
 
-/// The graphs of recorded runs that rules fit. The file has the length of each trace before it.
-fn graphs() -> Result<Vec<Graph>> {
+/// The recorded passes. The file has the length of each trace before it.
+fn traces() -> Result<Vec<Trace>> {
     let file = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/random.traces"))?;
-    let (mut left, mut graphs) = (&file[..], Vec::new());
+    let (mut left, mut traces) = (&file[..], Vec::new());
     while let Some((len, rest)) = left.split_first_chunk() {
         let (trace, rest) = rest.split_at_checked(u32::from_le_bytes(*len) as usize).context("a whole trace")?;
-        graphs.extend(regions(&Trace::read_from(trace)?).into_iter().map(|region| region.graph));
+        traces.push(Trace::read_from(trace)?);
         left = rest;
     }
+    Ok(traces)
+}
+
+/// The graphs of recorded runs that rules fit.
+fn graphs() -> Result<Vec<Graph>> {
+    let mut graphs: Vec<Graph> = traces()?.iter().flat_map(regions).map(|region| region.graph).collect();
     graphs.retain(|graph| !rules::apply(&mut graph.clone(), &[], &Default::default()).is_empty());
     Ok(graphs)
+}
+
+/// A pass is one graph if each of its launches has a meaning.
+#[test]
+fn recorded_passes_are_graphs() -> Result<()> {
+    let (mut graphs, mut unknown) = (0, 0);
+    for (at, trace) in traces()?.iter().enumerate() {
+        match whole(trace, []) {
+            Ok(of) => {
+                graphs += 1;
+                assert_eq!(of.graph.nodes.len(), of.origins.len());
+            }
+            Err(op) => {
+                unknown += 1;
+                let meaning = &trace.ops[op].meaning;
+                assert!(meaning.is_none(), "pass {at}, launch {op}, {}: {meaning:?}", trace.ops[op].name);
+            }
+        }
+    }
+    assert!(unknown * 10 < graphs, "{unknown} passes have launches without a meaning");
+    Ok(())
 }
 
 /// Numbers for each input of a graph: ids are of rows that there are, and conditions hold half of the time. Some of those that are no
