@@ -102,4 +102,4 @@ pub use step_stream::StepStream;
 pub use trace::scope::scope;
 #[cfg(feature = "span-labels")]
 pub use trace::SpanLabels;
-pub use train::Trainer;
+pub use train::{GradientError, Trainer};

@@ -11,6 +11,7 @@ mod decoders;
 mod executor;
 mod fuse;
 mod graphs;
+mod lifted;
 mod ops;
 mod optim;
 mod quantized;

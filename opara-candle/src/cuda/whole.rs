@@ -29,6 +29,8 @@ pub(crate) struct WholePass {
     pub places: Vec<Place>,
     /// The shape of each output.
     pub shapes: Vec<Shape>,
+    /// For each node of the graph the launch that it was made for: its name and its scope.
+    pub launches: Vec<[String; 2]>,
     device: Device,
     /// Has what the module dropped of older tensors, which the pass has read.
     _graphs: Vec<Arc<Mutex<CapturedGraph>>>,
@@ -67,7 +69,7 @@ impl WholePass {
     fn read(captured: Capture, device: Device) -> Result<Self> {
         let trace = &captured.trace;
         let kept = captured.kept.iter().map(|&(_, buffer)| buffer);
-        let Whole { mut graph, overwritten, kept } = whole(trace, kept).map_err(|op| {
+        let Whole { mut graph, overwritten, kept, origins } = whole(trace, kept).map_err(|op| {
             let unknown = trace.ops.get(op).map(|op| {
                 let scope = if op.label.is_empty() { String::new() } else { format!(" (at `{}`)", op.label) };
                 format!("it is not known what `{}` computes{scope}", op.name)
@@ -99,8 +101,10 @@ impl WholePass {
         let address = |buffer| captured.kept.iter().find(|(_, of)| *of == buffer).map(|(address, _)| *address);
         let kept = kept.into_iter().filter_map(|(buffer, value)| Some((address(buffer)?, value))).collect();
         let shapes = captured.outputs.iter().map(|output| output.shape.clone()).collect();
+        let launch = |op: &usize| [trace.ops[*op].name.to_string(), trace.ops[*op].label.clone()];
+        let launches = origins.iter().map(launch).collect();
         let graphs = captured.launches.lock().graphs.clone();
-        Ok(Self { graph, overwritten, kept, places, shapes, device, _graphs: graphs })
+        Ok(Self { graph, overwritten, kept, places, shapes, launches, device, _graphs: graphs })
     }
 
     /// A copy of what the module has as an input of the graph, as one row; `None` if that is an argument.

@@ -17,6 +17,38 @@ pub enum TrainError {
     #[error(transparent)]
     Unreached(UnreachedError),
 
+    /// An operator on the way from the loss to variables has no derivative.
+    #[error(
+        "`{launch}`{} has no derivative, and gradients of {} go through it: take another operator there, or freeze them",
+        scope.as_ref().map_or(String::new(), |scope| format!(" (at `{scope}`)")), names.join(", ")
+    )]
+    NoDerivative {
+        /// The launch.
+        launch: String,
+        /// Where the module called it, if spans label that.
+        scope: Option<String>,
+        /// The variables that would lose a gradient, sorted.
+        names: Vec<String>,
+    },
+
+    /// The loss of the batch is infinite or not a number, so that its gradients cannot be judged.
+    #[error("the loss of the batch is {loss}, so that its gradients cannot be judged")]
+    NotFinite {
+        /// The loss.
+        loss: f64,
+    },
+
+    /// A gradient is farther from that of double precision than candle's operators are.
+    #[error("{name} is {ours:.1e} away from double precision, by candle's operators {candles:.1e}: report a fault")]
+    Inaccurate {
+        /// A variable's gradient, or the loss.
+        name: String,
+        /// Relative to the root of the mean square.
+        ours: f64,
+        /// The same of candle's operators.
+        candles: f64,
+    },
+
     /// A captured step gave other bits than an eager one.
     #[error("a captured step and an eager one give other bits of {name}: the step draws random numbers or keeps state on the host, or report a fault")]
     Differs {

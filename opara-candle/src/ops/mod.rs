@@ -120,6 +120,8 @@ pub use attention::attention;
 pub(crate) use attention::{attention_of_scores, Bias, Scores};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use column_sums::column_sums;
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use cross_entropy::{cross_entropy, CrossEntropy};
 #[cfg(feature = "cuda")]
@@ -128,6 +130,8 @@ pub(crate) use double_binary::double_binary;
 pub(crate) use double_conv::double_conv;
 pub use dropout::{dropout, Dropout};
 pub use embedding::embedding;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use embedding::embedding_backward;
 #[cfg(feature = "cuda")]
 pub(crate) use error_totals::{error_totals, ErrorTotals};
 pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act};
@@ -142,6 +146,8 @@ pub use moe::{moe, top_k};
 pub use opara_plan::rewrite::ProductPrecision;
 
 pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm, RmsScale};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use norm::{layer_norm_backward, rms_norm_backward, LayerNormGradients};
 pub use pad::pad;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use pool::plane_sums;

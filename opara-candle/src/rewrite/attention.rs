@@ -170,7 +170,7 @@ fn in_place_of_zero(number: f32, dtype: DType) -> f32 {
 }
 
 /// The first of two tensors where a condition is not 0, or where it is.
-fn chosen(condition: &Tensor, where_zero: bool, one: &Tensor, other: &Tensor) -> Result<Tensor> {
+pub(super) fn chosen(condition: &Tensor, where_zero: bool, one: &Tensor, other: &Tensor) -> Result<Tensor> {
     let shape = condition.shape().broadcast_shape_binary_op(one.shape(), "where")?;
     let shape = shape.broadcast_shape_binary_op(other.shape(), "where")?;
     let whole = |x: &Tensor| x.broadcast_as(&shape);
@@ -183,6 +183,6 @@ fn chosen(condition: &Tensor, where_zero: bool, one: &Tensor, other: &Tensor) ->
 }
 
 /// An operand over scores; what repeats has length one, if it is a view of them.
-fn over_scores(of: &mut Evaluation, operand: &Operand, shape: &[usize; 4]) -> Result<Tensor> {
+pub(super) fn over_scores(of: &mut Evaluation, operand: &Operand, shape: &[usize; 4]) -> Result<Tensor> {
     of.operand(operand, shape).or_else(|_| shaped(&of.own(operand)?, shape))
 }

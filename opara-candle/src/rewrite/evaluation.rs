@@ -138,6 +138,11 @@ impl<'a> Evaluation<'a> {
         }
     }
 
+    /// The type in which a value is computed.
+    pub fn dtype(&self, value: Value) -> DType {
+        self.arithmetic.dtype(self.graph.element(value))
+    }
+
     /// All elements of a value, in some shape.
     pub fn tensor(&mut self, value: Value) -> Result<Tensor> {
         if let Some(known) = self.known.get(&value) {

@@ -61,18 +61,28 @@ fn over_one_shape(of: &mut Evaluation, node: &Node) -> Result<Vec<Tensor>> {
 
 /// A rotary embedding by candle's kernel.
 pub(super) fn rotary(of: &mut Evaluation, node: &Node, rotary: &Rotary) -> Result<Tensor> {
-    let Rotary { outer, tokens, heads, size, is_of_neighbours, angles } = *rotary;
+    let (shape, of_angles) = rotary_shapes(rotary);
+    let x = of.operand(&node.operands[0], &shape)?.contiguous()?;
+    let [cos, sin] = [1, 2].map(|at| of.operand(&node.operands[at], &of_angles)?.contiguous());
+    rotated(&x, [&cos?, &sin?], rotary)
+}
+
+/// The shape of what is rotated, and that of the angles' cosines and sines.
+pub(super) fn rotary_shapes(rotary: &Rotary) -> (Vec<usize>, Vec<usize>) {
+    let Rotary { outer, tokens, heads, size, angles, .. } = *rotary;
     let shape = match (heads, angles) {
         (1, angles) => [angles.max(1), outer / angles.max(1), tokens, size],
         _ => [outer, tokens, heads, size],
     };
-    let x = of.operand(&node.operands[0], &shape.map(|len| len as usize))?.contiguous()?;
     let of_angles = if angles == 0 { vec![tokens, size / 2] } else { vec![angles, tokens, size / 2] };
-    let of_angles: Vec<usize> = of_angles.into_iter().map(|len| len as usize).collect();
-    let [cos, sin] = [1, 2].map(|at| of.operand(&node.operands[at], &of_angles)?.contiguous());
-    match (is_of_neighbours, heads) {
-        (true, _) => rope_i(&x, &cos?, &sin?),
-        (false, 1) => rope(&x, &cos?, &sin?),
-        (false, _) => rope_thd(&x, &cos?, &sin?),
+    (shape.map(|len| len as usize).to_vec(), of_angles.into_iter().map(|len| len as usize).collect())
+}
+
+/// Tensors of those shapes, rotated.
+pub(super) fn rotated(x: &Tensor, [cos, sin]: [&Tensor; 2], rotary: &Rotary) -> Result<Tensor> {
+    match (rotary.is_of_neighbours, rotary.heads) {
+        (true, _) => rope_i(x, cos, sin),
+        (false, 1) => rope(x, cos, sin),
+        (false, _) => rope_thd(x, cos, sin),
     }
 }

@@ -16,6 +16,7 @@ pub(crate) mod evaluate;
 mod evaluation;
 mod experts;
 mod folds;
+pub(crate) mod gradient;
 mod indexed;
 pub(crate) mod join;
 pub(crate) mod joined;

@@ -36,6 +36,12 @@ fn scaled(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> 
     bias.map_or(Ok(product.clone()), |bias| binary("add", &product, bias))
 }
 
+/// A norm of rows by elementary operators.
+fn elementary(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, epsilon: f32, is_rms: bool) -> Result<Tensor> {
+    let x = if is_rms { x.clone() } else { binary("sub", x, &x.mean_keepdim(D::Minus1)?)? };
+    scaled(&normalised(&x, epsilon)?, weight, bias)
+}
+
 /// candle's layer norm.
 pub(super) fn layer_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32) -> Result<Tensor> {
     let x = rows(of, &node.operands[0], columns)?;
@@ -43,8 +49,7 @@ pub(super) fn layer_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon
     if of.arithmetic == Arithmetic::Typed {
         return candle_nn::ops::layer_norm(&x, &weight, &bias, epsilon);
     }
-    let x = binary("sub", &x, &x.mean_keepdim(D::Minus1)?)?;
-    scaled(&normalised(&x, epsilon)?, &weight, Some(&bias))
+    elementary(&x, &weight, Some(&bias), epsilon, false)
 }
 
 /// candle's RMS norm.
@@ -54,21 +59,20 @@ pub(super) fn rms_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: 
     if of.arithmetic == Arithmetic::Typed {
         return candle_nn::ops::rms_norm(&x, &weight, epsilon);
     }
-    scaled(&normalised(&x, epsilon)?, &weight, None)
+    elementary(&x, &weight, None, epsilon, true)
 }
 
 /// A norm of rows by this library's operators: candle's layer norm loses digits where a row's mean is large.
 pub(super) fn row_norm(of: &mut Evaluation, node: &Node, columns: u64, epsilon: f32, is_rms: bool) -> Result<Tensor> {
     let x = rows(of, &node.operands[0], columns)?;
     let weight = vector(of, &node.operands[1], columns)?;
-    if is_rms {
-        return ops::rms_norm(&x, &weight, epsilon);
+    let bias = node.operands.get(2).map(|bias| vector(of, bias, columns)).transpose()?;
+    match bias {
+        _ if of.arithmetic != Arithmetic::Typed => elementary(&x, &weight, bias.as_ref(), epsilon, is_rms),
+        _ if is_rms => ops::rms_norm(&x, &weight, epsilon),
+        Some(bias) => ops::layer_norm(&x, &weight, &bias, epsilon),
+        None => ops::layer_norm(&x, &weight, &weight.zeros_like()?, epsilon),
     }
-    let bias = match node.operands.get(2) {
-        Some(bias) => vector(of, bias, columns)?,
-        None => weight.zeros_like()?,
-    };
-    ops::layer_norm(&x, &weight, &bias, epsilon)
 }
 
 /// A norm of groups of channels. Images keep the order in which their channels lie.
@@ -98,20 +102,15 @@ pub(super) fn norm_of_sum(
 ) -> Result<Tensor> {
     let [x, residual] = summands(of, node, columns)?;
     let weight = vector(of, &node.operands[2], columns)?;
-    let is_typed = of.arithmetic == Arithmetic::Typed;
-    if is_rms {
-        return match is_typed {
-            true => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
-            false => scaled(&normalised(&(x + residual)?, epsilon)?, &weight, None),
-        };
+    let bias = node.operands.get(3).map(|bias| vector(of, bias, columns)).transpose()?;
+    match bias {
+        _ if of.arithmetic != Arithmetic::Typed => {
+            elementary(&(x + residual)?, &weight, bias.as_ref(), epsilon, is_rms)
+        }
+        _ if is_rms => Ok(ops::add_rms_norm(&x, &residual, &weight, epsilon)?.1),
+        Some(bias) => ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon),
+        None => bail!("a layer norm of a sum has a bias"),
     }
-    let bias = vector(of, &node.operands[3], columns)?;
-    if !is_typed {
-        let sum = (x + residual)?;
-        let sum = binary("sub", &sum, &sum.mean_keepdim(D::Minus1)?)?;
-        return scaled(&normalised(&sum, epsilon)?, &weight, Some(&bias));
-    }
-    ops::add_layer_norm(&x, None, &residual, &weight, &bias, epsilon)
 }
 
 /// The sum; its norm is known from then on.

@@ -10,6 +10,7 @@ use super::evaluate::{self, Arithmetic, Numbers};
 mod adversarial;
 mod altered;
 mod choice;
+mod gradients;
 mod heads;
 mod images;
 mod indexed;

@@ -9,11 +9,15 @@ use crate::ops::pad;
 
 /// The windows of `(batch, channels, h, w)`, as `(batch, rows, columns, channels, kh, kw)`.
 pub(super) fn unfold(of: &mut Evaluation, node: &Node, window: &Window) -> Result<Tensor> {
-    let x = of.own(&node.operands[0])?;
+    unfold_image(&of.own(&node.operands[0])?, window)
+}
+
+/// The same of a tensor.
+pub(super) fn unfold_image(x: &Tensor, window: &Window) -> Result<Tensor> {
     let (_, _, h, w) = x.dims4()?;
     let Some(size) = window.windows([h as u64, w as u64]) else { bail!("no window {window:?} in {:?}", x.dims()) };
     let [top, left] = window.padding.map(|n| n as usize);
-    let x = pad(&x, (top, left).into())?;
+    let x = pad(x, (top, left).into())?;
     let mut parts = Vec::new();
     for place in Place::all(window) {
         parts.push(place.of(&x, window, size)?);
@@ -27,11 +31,16 @@ pub(super) fn unfold(of: &mut Evaluation, node: &Node, window: &Window) -> Resul
 /// The windows `(batch, rows, columns, channels, kh, kw)`, added up where they lie in `(batch, channels, h, w)`.
 pub(super) fn fold(of: &mut Evaluation, node: &Node, window: &Window) -> Result<Tensor> {
     let windows = of.own(&node.operands[0])?;
-    let [batch, rows, columns, channels, _, _] = windows.dims()[..] else { bail!("windows have six dimensions") };
+    let [_, rows, columns, _, _, _] = windows.dims()[..] else { bail!("windows have six dimensions") };
     let Some(size) = window.transposed([rows as u64, columns as u64], [0; 2]) else {
         bail!("{window:?} leaves nothing")
     };
-    let [h, w] = size.map(|n| n as usize);
+    fold_windows(&windows, window, size.map(|n| n as usize))
+}
+
+/// The same of a tensor, in images of this size.
+pub(super) fn fold_windows(windows: &Tensor, window: &Window, [h, w]: [usize; 2]) -> Result<Tensor> {
+    let [batch, rows, columns, channels, _, _] = windows.dims()[..] else { bail!("windows have six dimensions") };
     let [top, left] = window.padding.map(|n| n as usize);
     let (all_rows, all_columns) = (h + 2 * top, w + 2 * left);
     let mut sum = Tensor::zeros((batch * channels, all_rows * all_columns), windows.dtype(), windows.device())?;

@@ -13,6 +13,7 @@ mod masks;
 mod pass;
 mod shares;
 mod tokens;
+mod trained;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,9 @@
 //! A forward pass that is drawn at random: every pass of one seed draws the same.
 
+use std::collections::BTreeSet;
 use std::sync::OnceLock;
 
-use candle::{DType, Device, Result, Shape, Tensor};
+use candle::{DType, Device, Result, Shape, Tensor, Var};
 use fastrand::Rng;
 use parking_lot::Mutex;
 
@@ -13,6 +14,8 @@ pub struct Weights {
     device: Device,
     /// In the order in which passes ask for them, each once more in double precision on the CPU.
     made: Mutex<Vec<[Tensor; 2]>>,
+    /// The places of those that a model would train.
+    trained: Mutex<BTreeSet<usize>>,
     /// What the module is made of, as the first pass told.
     pub said: OnceLock<String>,
 }
@@ -20,7 +23,31 @@ pub struct Weights {
 impl Weights {
     /// None yet.
     pub fn new(seed: u64, dtype: DType, device: &Device) -> Self {
-        Self { seed, dtype, device: device.clone(), made: Mutex::new(Vec::new()), said: OnceLock::new() }
+        let (made, trained) = (Mutex::new(Vec::new()), Mutex::new(BTreeSet::new()));
+        Self { seed, dtype, device: device.clone(), made, trained, said: OnceLock::new() }
+    }
+
+    /// Makes variables of the weights that passes have asked for. Names are places.
+    pub fn train(&self) -> Result<Vec<(String, Var)>> {
+        let mut made = self.made.lock();
+        let variable = |&at: &usize| {
+            let variable = Var::from_tensor(&made[at][0])?;
+            made[at][0] = variable.as_tensor().clone();
+            Ok((at.to_string(), variable))
+        };
+        self.trained.lock().iter().map(variable).collect()
+    }
+
+    /// Moves a weight in double precision, and gives what it was.
+    pub fn move_double(&self, place: usize, by: &Tensor) -> Result<Tensor> {
+        let mut made = self.made.lock();
+        let moved = (&made[place][1] + by)?;
+        Ok(std::mem::replace(&mut made[place][1], moved))
+    }
+
+    /// Puts a weight in double precision back.
+    pub fn put_double(&self, place: usize, weight: Tensor) {
+        self.made.lock()[place][1] = weight;
     }
 
     /// The tensor of a place, which `make` makes at the first pass.
@@ -116,6 +143,7 @@ impl<'a> Pass<'a> {
     pub fn weight(&mut self, shape: impl Into<Shape>, deviation: f64) -> Result<Tensor> {
         let (shape, dtype, seed) = (shape.into(), self.weights.dtype, self.weights.seed);
         let at = self.asked;
+        self.weights.trained.lock().insert(at);
         self.constant(|| {
             let numbers = noise(seed.wrapping_mul(1009).wrapping_add(at as u64), shape.elem_count());
             let numbers = numbers.into_iter().map(|x| x * deviation).collect();

@@ -13,6 +13,8 @@ pub(super) mod launch;
 
 use candle::{bail, DType, Result, Tensor, D};
 
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use self::backward::LayerNormGradients;
 pub(crate) use self::backward::{layer_norm_backward, rms_norm_backward};
 use super::column_sums::column_sums;
 use super::differentiable::{differentiable, Passed};

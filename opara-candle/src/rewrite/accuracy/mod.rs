@@ -10,7 +10,7 @@ use opara_plan::rewrite::{Compared, Errors};
 
 /// candle's own results are no farther from double precision than this, relative to the root of the mean square: else double
 /// precision computes something else.
-pub(super) const EXPLAINED: f64 = 1. / 8.;
+pub(crate) const EXPLAINED: f64 = 1. / 8.;
 
 /// Holds a result, and candle's, against double precision. A result is no less accurate than candle's if
 ///
@@ -75,7 +75,7 @@ pub(crate) fn same_kinds(candle: &Tensor, other: &Tensor) -> Result<std::result:
 }
 
 /// Half the distance from one to the next number.
-pub(super) fn unit(dtype: DType) -> f64 {
+pub(crate) fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
         DType::BF16 => 2f64.powi(-8),

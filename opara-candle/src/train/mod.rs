@@ -1,29 +1,37 @@
 //! `Trainer`: a whole step of training as one captured graph.
 
-use candle::{Tensor, Var};
-
-use crate::builder::Builder;
-use crate::executor::OparaExecutor;
-use crate::optim::{check_gradients, CheckpointError, Fused, Params};
-use crate::report::{Mode, Report};
-use crate::{verify, Error, Result, TrainError};
+mod gradient_error;
+#[cfg(feature = "cuda")]
+mod lifted;
 
 use std::path::Path;
 use std::sync::Arc;
 
-/// A step: the loss, and metrics behind it.
-type Step = Arc<dyn Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync>;
+use candle::Tensor;
+
+pub use self::gradient_error::GradientError;
+#[cfg(feature = "cuda")]
+use self::lifted::Lifted;
+use crate::backend::Function;
+use crate::builder::Builder;
+use crate::executor::OparaExecutor;
+use crate::optim::{check_gradients, CheckpointError, Fused, Params};
+use crate::report::{Mode, Report};
+#[cfg(feature = "cuda")]
+use crate::Numerics;
+use crate::{verify, Error, Result, TrainError};
 
 /// Trains the variables of an optimizer. Made by [`Builder::build_train`].
 pub struct Trainer<P> {
     optimizer: Fused<P>,
     run: Run,
+    errors: Vec<GradientError>,
 }
 
 enum Run {
     Captured(Box<OparaExecutor>),
     /// On a CPU, where backward passes are not recorded.
-    Eager(Step),
+    Eager(Function),
 }
 
 /// Steps that are compared while building.
@@ -35,6 +43,10 @@ impl Builder {
     ///
     /// Three replays are compared with three eager steps: losses, metrics, variables, moments and the optimizer's numbers have the same
     /// bits. A step that cannot be captured runs eagerly, as all steps on a CPU do.
+    ///
+    /// With [`Numerics::Accurate`](crate::Numerics::Accurate) the module needs no backward pass: on a GPU its forward pass is recorded, computed by faster
+    /// operators, and differentiated. So models train whose operators stop candle's gradients. What candle's `detach` hides is not seen
+    /// there: leave variables that shall stay out of the optimizer. Memory of the module that is no variable is copied.
     ///
     /// ```
     /// use candle::{DType, Device::Cpu, Tensor};
@@ -63,18 +75,38 @@ impl Builder {
         P: Params + Send + Sync + 'static,
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
-        check_loss(&loss(batch)?, optimizer.variables())?;
+        let outputs = loss(batch)?;
+        let first = check_loss(&outputs)?;
+        #[cfg(feature = "cuda")]
+        if self.0.numerics == Numerics::Accurate && first.device().is_cuda() {
+            let first = first.detach();
+            drop(outputs);
+            let lifted = Lifted::of(&(Arc::new(loss) as Function), batch, optimizer)?;
+            let (errors, own) = (lifted.judge(batch, &first)?, optimizer.clone());
+            let step: Function = Arc::new(move |batch| lifted.step(batch, &own));
+            return Ok(Trainer { errors, ..self.numerics(Numerics::Exact).captured(step, optimizer, batch)? });
+        }
+        let variables = optimizer.variables().map(|(name, variable)| (name, variable.clone()));
+        check_gradients(first, variables).map_err(TrainError::Unreached)?;
         let own = optimizer.clone();
-        let step: Step = Arc::new(move |batch| {
+        let step: Function = Arc::new(move |batch| {
             let mut outputs = loss(batch)?;
             let Some(loss) = outputs.first() else { candle::bail!("a step gives its loss first, not nothing") };
             own.update(&loss.backward()?)?;
             outputs.iter_mut().for_each(|output| *output = output.detach());
             Ok(outputs)
         });
-        let optimizer = optimizer.clone();
+        self.captured(step, optimizer, batch)
+    }
+
+    /// A trainer by a step that updates the variables, captured where that is possible.
+    fn captured<P>(self, step: Function, optimizer: &Fused<P>, batch: &[Tensor]) -> Result<Trainer<P>>
+    where
+        P: Params + Send + Sync + 'static,
+    {
+        let (optimizer, errors) = (optimizer.clone(), Vec::new());
         if !optimizer.variables().any(|(_, variable)| variable.device().is_cuda()) {
-            return Ok(Trainer { optimizer, run: Run::Eager(step) });
+            return Ok(Trainer { optimizer, run: Run::Eager(step), errors });
         }
         let executor = self.build_fn(
             {
@@ -86,7 +118,7 @@ impl Builder {
         if executor.report().mode() != Mode::Eager {
             compare(&optimizer, &step, &executor, batch)?;
         }
-        Ok(Trainer { optimizer, run: Run::Captured(Box::new(executor)) })
+        Ok(Trainer { optimizer, run: Run::Captured(Box::new(executor)), errors })
     }
 }
 
@@ -123,6 +155,11 @@ impl<P: Params> Trainer<P> {
         }
     }
 
+    /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision while building.
+    pub fn gradient_errors(&self) -> &[GradientError] {
+        &self.errors
+    }
+
     /// Writes a checkpoint: [`Fused::save`].
     ///
     /// # Errors
@@ -141,22 +178,18 @@ impl<P: Params> Trainer<P> {
 }
 
 /// # Errors
-/// No loss, one that is not a number, or variables that it does not train.
-fn check_loss<'a>(outputs: &[Tensor], variables: impl Iterator<Item = (&'a str, &'a Var)>) -> Result<()> {
+/// No loss, or one that is not a number.
+fn check_loss(outputs: &[Tensor]) -> Result<&Tensor, TrainError> {
     let loss = outputs.first().filter(|loss| loss.elem_count() == 1 && loss.dtype().is_float());
-    let Some(loss) = loss else {
-        let got = outputs.first().map(|loss| (loss.shape().clone(), loss.dtype()));
-        return Err(TrainError::Loss { got }.into());
-    };
-    check_gradients(loss, variables.map(|(name, variable)| (name, variable.clone()))).map_err(TrainError::Unreached)?;
-    Ok(())
+    let got = || outputs.first().map(|loss| (loss.shape().clone(), loss.dtype()));
+    loss.ok_or_else(|| TrainError::Loss { got: got() })
 }
 
 /// Takes eager steps and captured ones from the same state on, and compares all that they write.
 ///
 /// # Errors
 /// The first tensor that differs.
-fn compare<P: Params>(optimizer: &Fused<P>, step: &Step, executor: &OparaExecutor, batch: &[Tensor]) -> Result<()> {
+fn compare<P: Params>(optimizer: &Fused<P>, step: &Function, executor: &OparaExecutor, batch: &[Tensor]) -> Result<()> {
     let before = optimizer.snapshot()?;
     let steps = |step: &dyn Fn() -> Result<Vec<Tensor>>| -> Result<Vec<(String, Tensor)>> {
         let mut outputs = Vec::new();

@@ -1,0 +1,141 @@
+//! The derivative of attention: its weights are computed anew.
+
+use candle::{bail, Result, Tensor, D};
+use opara_plan::rewrite::{Mask, Operand, Scores};
+
+use super::super::attention::{chosen, over_scores};
+use super::products::multiply;
+use super::rows::of_softmax;
+use super::spread::widened;
+use super::step::Step;
+
+/// Whether a gradient flows to an operand: to all but conditions.
+pub(super) fn is_reached(scores: &Scores, operand: usize) -> bool {
+    let mut at = 3 + scores.are_divisors.len();
+    if operand < at {
+        return true;
+    }
+    for mask in &scores.masks {
+        let last = at + mask.operands() - 1;
+        if operand <= last {
+            return operand == last && !matches!(mask, Mask::Filled { .. });
+        }
+        at = last + 1;
+    }
+    false
+}
+
+/// Queries, keys or values, `(batch, heads, tokens, size)`.
+fn heads(step: &mut Step, at: usize) -> Result<Tensor> {
+    let heads = step.operand(at)?;
+    if heads.rank() == 3 {
+        heads.unsqueeze(0)
+    } else {
+        Ok(heads)
+    }
+}
+
+/// Several heads of queries for one of keys as one head of more queries.
+fn joined(x: &Tensor, heads: usize) -> Result<Tensor> {
+    let (batch, all, tokens, size) = x.dims4()?;
+    x.contiguous()?.reshape((batch, heads, all / heads * tokens, size))
+}
+
+/// What a mask does to scores: the place of its operands, the condition, and what stands in its place.
+struct Masked {
+    mask: Mask,
+    at: usize,
+    condition: Option<Tensor>,
+}
+
+pub(super) fn attention(step: &mut Step, scores: &Scores) -> Result<()> {
+    let (q, k, v) = (heads(step, 0)?, heads(step, 1)?, heads(step, 2)?);
+    let (batch, of_queries, queries, _) = q.dims4()?;
+    let (_, of_keys, keys, _) = k.dims4()?;
+    let shape = [batch, of_queries, queries, keys];
+    let (q, k, v) = (joined(&q, of_keys)?, k.contiguous()?, v.contiguous()?);
+    // Factors, each one number.
+    let mut factor: Option<Tensor> = None;
+    for (at, is_divisor) in scores.are_divisors.iter().enumerate() {
+        let one = Operand { dims: Vec::new(), ..step.node.operands[3 + at].clone() };
+        let by = widened(&step.of.operand(&one, &[])?)?;
+        let by = if *is_divisor { by.recip()? } else { by };
+        factor = Some(factor.map_or(Ok(by.clone()), |factor| factor * by)?);
+    }
+    let scaled = |x: Tensor| {
+        let x = x.affine(scores.scale.into(), 0.)?;
+        factor.as_ref().map_or(Ok(x.clone()), |factor| x.broadcast_mul(factor))
+    };
+    let plain = scaled(multiply(&q, &k.t()?)?.reshape(&shape[..])?)?;
+    let tanh = scores.cap.map(|_| plain.tanh()).transpose()?;
+    let mut s = match (&tanh, scores.cap) {
+        (Some(tanh), Some(cap)) => tanh.affine(cap.into(), 0.)?,
+        _ => plain.clone(),
+    };
+    let (mut at, mut masks) = (3 + scores.are_divisors.len(), Vec::new());
+    for &mask in &scores.masks {
+        let operands = &step.node.operands[at..at + mask.operands()];
+        let first = over_scores(step.of, &operands[0], &shape)?;
+        let condition = match mask {
+            Mask::Added(factor) => {
+                s = s.broadcast_add(&first.to_dtype(s.dtype())?.affine(factor.into(), 0.)?)?;
+                None
+            }
+            Mask::Filled { number, where_zero } => {
+                let number = Tensor::full(number, (), s.device())?.to_dtype(s.dtype())?;
+                s = chosen(&first, where_zero, &number, &s)?;
+                Some(first)
+            }
+            Mask::Replaced { where_zero } => {
+                let other = over_scores(step.of, &operands[1], &shape)?.to_dtype(s.dtype())?;
+                s = chosen(&first, where_zero, &other, &s)?;
+                Some(first)
+            }
+        };
+        masks.push(Masked { mask, at, condition });
+        at += mask.operands();
+    }
+    let e = s.broadcast_sub(&s.max_keepdim(D::Minus1)?)?.exp()?;
+    let weights = e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?;
+    let of_values = v.dim(3)?;
+    let g = joined(&step.gradient(&[batch, of_queries, queries, of_values])?, of_keys)?;
+    let together = [batch, of_keys, of_queries / of_keys.max(1) * queries, keys];
+    if step.needs(2) {
+        step.give(2, multiply(&weights.reshape(&together[..])?.t()?, &g)?)?;
+    }
+    let mut ds = of_softmax(&weights, &multiply(&g, &v.t()?)?.reshape(&shape[..])?)?;
+    for Masked { mask, at, condition } in masks.into_iter().rev() {
+        let nothing = Tensor::zeros((), ds.dtype(), ds.device())?;
+        match (mask, condition) {
+            (Mask::Added(factor), _) if step.needs(at) => step.give(at, ds.affine(factor.into(), 0.)?)?,
+            (Mask::Added(_), _) => {}
+            (Mask::Filled { where_zero, .. }, Some(condition)) => ds = chosen(&condition, where_zero, &nothing, &ds)?,
+            (Mask::Replaced { where_zero }, Some(condition)) => {
+                if step.needs(at + 1) {
+                    step.give(at + 1, chosen(&condition, where_zero, &ds, &nothing)?)?;
+                }
+                ds = chosen(&condition, where_zero, &nothing, &ds)?;
+            }
+            (mask, None) => bail!("{mask:?} has no condition"),
+        }
+    }
+    if let (Some(tanh), Some(cap)) = (tanh, scores.cap) {
+        ds = (ds * tanh.sqr()?.affine(-f64::from(cap), cap.into())?)?;
+    }
+    for (of, is_divisor) in
+        scores.are_divisors.iter().enumerate().filter(|(of, _)| step.needs(3 + of)).collect::<Vec<_>>()
+    {
+        let one = Operand { dims: Vec::new(), ..step.node.operands[3 + of].clone() };
+        let by = widened(&step.of.operand(&one, &[])?)?;
+        let gradient = ((&ds * &plain)?.sum_all()? / by)?;
+        step.give_over(3 + of, Vec::new(), if *is_divisor { gradient.neg()? } else { gradient })?;
+    }
+    let ds = scaled(ds)?.reshape(&together[..])?;
+    if step.needs(0) {
+        step.give(0, multiply(&ds, &k)?)?;
+    }
+    if step.needs(1) {
+        step.give(1, multiply(&ds.t()?, &q)?)?;
+    }
+    Ok(())
+}

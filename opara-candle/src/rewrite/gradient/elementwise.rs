@@ -1,0 +1,141 @@
+//! Derivatives of functions of single elements. At ties, and at 0 of `max(x, 0)`, they are candle's.
+
+use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
+use candle::{bail, Result, Tensor};
+use candle_nn::ops::sigmoid;
+
+use super::step::Step;
+
+/// Names of unary functions that have a derivative, but for those that are constant in pieces.
+pub(super) const UNARY: [&str; 17] = [
+    "sqr", "sqrt", "neg", "abs", "recip", "relu", "exp", "log", "sin", "cos", "tanh", "silu", "gelu", "gelu_erf",
+    "sigmoid", "erf", "normcdf",
+];
+
+/// Names of binary functions that have a derivative.
+pub(super) const BINARY: [&str; 6] = ["add", "sub", "mul", "div", "min", "max"];
+
+/// The standard normal distribution's density.
+fn density(x: &Tensor) -> Result<Tensor> {
+    (x.sqr()? * -0.5)?.exp()? * (0.5 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2)
+}
+
+pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
+    let x = step.operand(0)?;
+    let g = step.gradient(x.dims())?;
+    let gradient = match name {
+        "neg" => g.neg()?,
+        "sqr" => (g * (x * 2.)?)?,
+        "abs" => (g * x.sign()?)?,
+        "relu" => (g * x.ge(0.)?.to_dtype(x.dtype())?)?,
+        "log" => (g / x)?,
+        "sin" => (g * x.cos()?)?,
+        "cos" => (g * x.sin()?.neg()?)?,
+        "erf" => (g * (x.sqr()?.neg()?.exp()? * FRAC_2_SQRT_PI)?)?,
+        "normcdf" => (g * density(&x)?)?,
+        "silu" => {
+            let s = sigmoid(&x)?;
+            let rest = (x * s.affine(-1., 1.)?)?;
+            (g * (s * (rest + 1.)?)?)?
+        }
+        "gelu_erf" => {
+            let below = (&x * FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?;
+            (g * (below + (&x * density(&x)?)?)?)?
+        }
+        "gelu" => {
+            // tanh of s * (x + c * x^3)
+            let (s, c) = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2, 0.044715);
+            let square = x.sqr()?;
+            let t = (&x * square.affine(s * c, s)?)?.tanh()?;
+            let slope = (square.affine(3. * s * c, s)? * t.sqr()?.affine(-1., 1.)?)?;
+            (g * ((x * slope)? + (t + 1.)?)?.affine(0.5, 0.)?)?
+        }
+        _ => {
+            let y = step.result(x.dims())?;
+            match name {
+                "sqrt" => (g / (y * 2.)?)?,
+                "recip" => (g * y.sqr()?.neg()?)?,
+                "exp" => (g * y)?,
+                "tanh" => (g * y.sqr()?.affine(-1., 1.)?)?,
+                "sigmoid" => (g * (&y * y.affine(-1., 1.)?)?)?,
+                _ => bail!("{name} has no derivative"),
+            }
+        }
+    };
+    step.give(0, gradient)
+}
+
+pub(super) fn binary(step: &mut Step, name: &str) -> Result<()> {
+    if matches!(name, "add" | "sub") {
+        let g = step.gradient(&[step.node.len as usize])?;
+        if step.needs(0) {
+            step.give(0, g.clone())?;
+        }
+        if step.needs(1) {
+            step.give(1, if name == "add" { g } else { g.neg()? })?;
+        }
+        return Ok(());
+    }
+    let operands = step.operands()?;
+    let [a, b] = &operands[..] else { bail!("{name} has two operands") };
+    let g = step.gradient(a.dims())?;
+    let chosen = |of: &Tensor, other: &Tensor, y: &Tensor| {
+        let [is, is_other] = [y.eq(of)?.to_dtype(g.dtype())?, y.eq(other)?.to_dtype(g.dtype())?];
+        (&g * is)? / (is_other + 1.)?
+    };
+    for (at, other) in [(0, b), (1, a)] {
+        if !step.needs(at) {
+            continue;
+        }
+        let gradient = match (name, at) {
+            ("mul", _) => (&g * other)?,
+            ("div", 0) => (&g / b)?,
+            ("div", _) => ((&g * step.result(a.dims())?)? / b)?.neg()?,
+            ("min" | "max", _) => chosen(&operands[at], other, &step.result(a.dims())?)?,
+            _ => bail!("{name} has no derivative"),
+        };
+        step.give(at, gradient)?;
+    }
+    Ok(())
+}
+
+/// Of `factor * x + summand`.
+pub(super) fn affine(step: &mut Step, factor: f64) -> Result<()> {
+    let g = step.gradient(&[step.node.len as usize])?;
+    step.give(0, g.affine(factor, 0.)?)
+}
+
+pub(super) fn copy(step: &mut Step) -> Result<()> {
+    let g = step.typed_gradient(&[step.node.len as usize])?;
+    step.give(0, g)
+}
+
+pub(super) fn power(step: &mut Step, exponent: f64) -> Result<()> {
+    let x = step.operand(0)?;
+    let g = step.gradient(x.dims())?;
+    step.give(0, (g * (x.powf(exponent - 1.)? * exponent)?)?)
+}
+
+pub(super) fn elu(step: &mut Step, factor: f64) -> Result<()> {
+    let x = step.operand(0)?;
+    let (g, y) = (step.gradient(x.dims())?, step.result(x.dims())?);
+    let slope = x.gt(0.)?.where_cond(&x.ones_like()?, &(y + factor)?)?;
+    step.give(0, (g * slope)?)
+}
+
+/// Of two operands of which integers, the first operand, choose. Of a filled one the second is none.
+pub(super) fn chosen(step: &mut Step) -> Result<()> {
+    let operands = step.operands()?;
+    let condition = operands[0].contiguous()?;
+    let g = step.gradient(condition.dims())?.contiguous()?;
+    let nothing = g.zeros_like()?;
+    let last = operands.len() - 1;
+    if last == 2 && step.needs(1) {
+        step.give(1, condition.where_cond(&g, &nothing)?)?;
+    }
+    if step.needs(last) {
+        step.give(last, condition.where_cond(&nothing, &g)?)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! Gradients of a graph: each node gives the gradients of its operands, from the last node to the first.
+//!
+//! Values that no wanted input is behind get none. The gradients of a value that several nodes read are added in the nodes' order.
+
+mod attention;
+mod derivative;
+mod elementwise;
+mod images;
+mod indexed;
+mod products;
+mod rows;
+mod spread;
+mod step;
+
+use candle::{bail, Result, Tensor};
+use hashbrown::HashMap;
+use opara_plan::rewrite::{Graph, Operand, Value};
+
+use self::derivative::{derivative, is_given, is_read};
+use self::spread::spread;
+use self::step::Step;
+use super::evaluation::{Arithmetic, Evaluation, Numbers};
+use super::operators::compute;
+use super::strided::shaped;
+
+/// The ways along which gradients of a graph's first output go to the inputs that are wanted.
+pub(crate) struct Paths<'a> {
+    graph: &'a Graph,
+    wanted: &'a [usize],
+    /// For each node, whether the first output changes with it and it changes with a wanted input.
+    is_on: Vec<bool>,
+}
+
+/// A node without a derivative, and inputs that get no gradient through it.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Missing {
+    pub node: usize,
+    pub inputs: Vec<usize>,
+}
+
+impl<'a> Paths<'a> {
+    pub fn of(graph: &'a Graph, wanted: &'a [usize]) -> Self {
+        let mut is_on = changed(graph, wanted);
+        let mut is_needed = vec![false; graph.nodes.len()];
+        if let Some(Value::Node(loss)) = graph.outputs.first().map(|output| output.value) {
+            is_needed[loss] = true;
+        }
+        for (at, node) in graph.nodes.iter().enumerate().rev().filter(|(at, _)| is_on[*at]) {
+            let read =
+                node.operands.iter().enumerate().filter(|(operand, _)| is_needed[at] && is_read(graph, node, *operand));
+            for (_, operand) in read.collect::<Vec<_>>() {
+                if let Value::Node(of) = operand.value {
+                    is_needed[of] = true;
+                }
+            }
+        }
+        is_on.iter_mut().zip(is_needed).for_each(|(is_on, is_needed)| *is_on &= is_needed);
+        Self { graph, wanted, is_on }
+    }
+
+    /// For each operand of a node, whether its gradient is needed.
+    fn needs(&self, at: usize) -> Vec<bool> {
+        let node = &self.graph.nodes[at];
+        let is_wanted = |value: Value| match value {
+            Value::Input(input) => self.wanted.contains(&input),
+            Value::Node(of) => self.is_on[of],
+        };
+        let needs = |(operand, of): (usize, &Operand)| is_wanted(of.value) && is_read(self.graph, node, operand);
+        node.operands.iter().enumerate().map(needs).collect()
+    }
+
+    /// For each wanted input, whether the first output changes with it.
+    pub fn reached(&self) -> Vec<bool> {
+        let is_reached = |&input: &usize| {
+            let reads = |at: usize| {
+                let operands = self.graph.nodes[at].operands.iter().zip(self.needs(at));
+                operands.into_iter().any(|(operand, needs)| needs && operand.value == Value::Input(input))
+            };
+            (0..self.graph.nodes.len()).any(|at| self.is_on[at] && reads(at))
+        };
+        self.wanted.iter().map(is_reached).collect()
+    }
+
+    /// The first node on the way that has no derivative.
+    pub fn missing(&self) -> Option<Missing> {
+        let lacks = |&at: &usize| {
+            let node = &self.graph.nodes[at];
+            let is_left_out = |(operand, needs): (usize, bool)| needs && !is_given(node, operand);
+            self.is_on[at]
+                && (derivative(&node.compute).is_none() || self.needs(at).into_iter().enumerate().any(is_left_out))
+        };
+        let node = (0..self.graph.nodes.len()).find(lacks)?;
+        let reaches = |&input: &usize| changed(self.graph, &[input])[node];
+        Some(Missing { node, inputs: self.wanted.iter().copied().filter(reaches).collect() })
+    }
+}
+
+/// For each node, whether it changes with one of these inputs.
+fn changed(graph: &Graph, inputs: &[usize]) -> Vec<bool> {
+    let mut changed: Vec<bool> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let changes = |value: Value| match value {
+            Value::Input(input) => inputs.contains(&input),
+            Value::Node(of) => changed[of],
+        };
+        let by = |(at, operand): (usize, &Operand)| changes(operand.value) && is_read(graph, node, at);
+        let is_changed = node.operands.iter().enumerate().any(by);
+        changed.push(is_changed);
+    }
+    changed
+}
+
+/// What a graph gives, and the gradients of its first output.
+pub(crate) struct Differentiated {
+    pub outputs: Vec<Tensor>,
+    /// Of each wanted input, if there is one; its elements are in their order.
+    pub gradients: Vec<Option<Tensor>>,
+}
+
+/// Computes a graph, and the gradients of its first output, one number, with respect to inputs.
+///
+/// # Errors
+/// A node without a derivative, or an operator that failed.
+pub(crate) fn differentiate(
+    graph: &Graph,
+    inputs: &[Tensor],
+    arithmetic: Arithmetic,
+    wanted: &[usize],
+) -> Result<Differentiated> {
+    let paths = Paths::of(graph, wanted);
+    let mut of = Evaluation::new(graph, inputs, arithmetic, Numbers::All, compute);
+    let live = graph.live();
+    (0..graph.nodes.len()).filter(|&at| live[at]).try_for_each(|at| of.tensor(Value::Node(at)).map(drop))?;
+    let outputs = graph.outputs.iter().map(|output| of.tensor(output.value)).collect::<Result<Vec<_>>>()?;
+    let mut sums: HashMap<Value, Tensor> = HashMap::new();
+    if let (Some(output), Some(loss)) = (graph.outputs.first(), outputs.first()) {
+        sums.insert(output.value, loss.ones_like()?);
+    }
+    for (at, node) in graph.nodes.iter().enumerate().rev() {
+        if let Some(gradient) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
+            let Some(derivative) = derivative(&node.compute) else { bail!("{:?} has no derivative", node.compute) };
+            let mut step = Step::new(&mut of, (at, node), gradient, paths.needs(at));
+            derivative(&mut step)?;
+            for (view, gradient) in step.given {
+                add(&mut sums, graph, &view, &gradient)?;
+            }
+        }
+        of.forget(Value::Node(at));
+    }
+    let gradients = wanted.iter().map(|&input| sums.remove(&Value::Input(input))).collect();
+    Ok(Differentiated { outputs, gradients })
+}
+
+/// Adds the gradient of a view to that of its value.
+fn add(sums: &mut HashMap<Value, Tensor>, graph: &Graph, view: &Operand, gradient: &Tensor) -> Result<()> {
+    let gradient = spread(gradient, view, graph.len(view.value))?;
+    let sum = match sums.remove(&view.value) {
+        Some(sum) => (&sum + shaped(&gradient, sum.dims())?)?,
+        None => gradient,
+    };
+    sums.insert(view.value, sum);
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Derivatives of products of matrices.
+
+use candle::{bail, Result, Tensor};
+
+use super::step::Step;
+use crate::ops::column_sums;
+
+/// candle takes transposed matrices, but not all views.
+pub(super) fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    a.matmul(b).or_else(|_| a.contiguous()?.matmul(&b.contiguous()?))
+}
+
+/// Of `a`, `(batch, rows, inner)`, times `b`, `(batch, inner, columns)`.
+pub(super) fn matmul(step: &mut Step) -> Result<()> {
+    let [of_a, of_b] = &step.node.operands[..] else { bail!("a product has two operands") };
+    let (a, b) = (step.of.own(of_a)?, step.of.own(of_b)?);
+    let (batch, rows, _) = a.dims3()?;
+    let g = step.typed_gradient(&[batch, rows, b.dim(2)?])?;
+    if step.needs(0) {
+        step.give(0, multiply(&g, &b.t()?)?)?;
+    }
+    if step.needs(1) {
+        // In the order in which the operand lies, so that its gradient is copied nowhere.
+        let is_turned = of_b.dims.len() == 3 && of_b.dims[1].stride < of_b.dims[2].stride;
+        let gradient = if is_turned { multiply(&g.t()?, &a)?.t()? } else { multiply(&a.t()?, &g)? };
+        step.give(1, gradient)?;
+    }
+    Ok(())
+}
+
+/// Of `x`, `(rows, inner)`, times the transposed weight, `(columns, inner)`, and a bias.
+pub(super) fn linear(step: &mut Step) -> Result<()> {
+    let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
+    let (rows, columns) = (x.dim(0)?, weight.dim(0)?);
+    let g = step.typed_gradient(&[rows, columns])?;
+    if step.needs(0) {
+        step.give(0, multiply(&g, &weight)?)?;
+    }
+    if step.needs(1) {
+        step.give(1, multiply(&g.t()?, &x)?)?;
+    }
+    if step.node.operands.len() > 2 && step.needs(2) {
+        step.give(2, column_sums(&g.contiguous()?)?)?;
+    }
+    Ok(())
+}

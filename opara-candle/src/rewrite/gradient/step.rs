@@ -1,0 +1,84 @@
+//! One node on the way back: its operands, its results, their gradient, and the gradients that it gives.
+
+use candle::{Result, Tensor};
+use opara_plan::rewrite::{Node, Operand, Value};
+use opara_plan::trace::Dim;
+
+use super::super::evaluation::{Arithmetic, Evaluation};
+use super::super::strided::shaped;
+use super::spread::widened;
+
+/// One node on the way back. What it reads is in f32 if it has 16 bits, but for what goes into products.
+pub(super) struct Step<'s, 'a> {
+    pub of: &'s mut Evaluation<'a>,
+    pub node: &'a Node,
+    value: Value,
+    gradient: Tensor,
+    /// For each operand, whether its gradient is asked for.
+    needs: Vec<bool>,
+    /// What it gives: gradients of views.
+    pub given: Vec<(Operand, Tensor)>,
+}
+
+impl<'s, 'a> Step<'s, 'a> {
+    pub fn new(of: &'s mut Evaluation<'a>, (at, node): (usize, &'a Node), gradient: Tensor, needs: Vec<bool>) -> Self {
+        Self { of, node, value: Value::Node(at), gradient, needs, given: Vec::new() }
+    }
+
+    /// Whether the graph's own types are computed with.
+    pub fn is_typed(&self) -> bool {
+        self.of.arithmetic == Arithmetic::Typed
+    }
+
+    /// Whether an operand's gradient is asked for.
+    pub fn needs(&self, operand: usize) -> bool {
+        self.needs[operand]
+    }
+
+    /// The gradient of the results in their type.
+    pub fn typed_gradient(&self, shape: &[usize]) -> Result<Tensor> {
+        shaped(&self.gradient, shape)
+    }
+
+    pub fn gradient(&self, shape: &[usize]) -> Result<Tensor> {
+        widened(&self.typed_gradient(shape)?)
+    }
+
+    pub fn result(&mut self, shape: &[usize]) -> Result<Tensor> {
+        widened(&shaped(&self.of.tensor(self.value)?, shape)?)
+    }
+
+    /// An operand over its own dimensions.
+    pub fn operand(&mut self, at: usize) -> Result<Tensor> {
+        widened(&self.of.own(&self.node.operands[at])?)
+    }
+
+    /// An operand over a shape.
+    pub fn operand_as(&mut self, at: usize, shape: &[usize]) -> Result<Tensor> {
+        widened(&self.of.operand(&self.node.operands[at], shape)?.broadcast_as(shape)?)
+    }
+
+    /// All operands over one shape.
+    pub fn operands(&mut self) -> Result<Vec<Tensor>> {
+        let operands = self.of.operands(self.node)?;
+        let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
+        let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
+        operands.iter().map(|operand| widened(&operand.broadcast_as(&shape[..])?)).collect()
+    }
+
+    /// Gives an operand's gradient, in the order of its elements.
+    pub fn give(&mut self, at: usize, gradient: Tensor) -> Result<()> {
+        self.give_view(self.node.operands[at].clone(), gradient)
+    }
+
+    /// Gives the gradient of an operand over other dimensions than its own: those that repeat nothing.
+    pub fn give_over(&mut self, at: usize, dims: Vec<Dim>, gradient: Tensor) -> Result<()> {
+        self.give_view(Operand { dims, ..self.node.operands[at].clone() }, gradient)
+    }
+
+    fn give_view(&mut self, view: Operand, gradient: Tensor) -> Result<()> {
+        let gradient = gradient.to_dtype(self.of.dtype(view.value))?;
+        self.given.push((view, gradient));
+        Ok(())
+    }
+}

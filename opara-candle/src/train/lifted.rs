@@ -1,0 +1,311 @@
+//! The loss of a closure as a graph of values, and gradients by differentiating that graph.
+
+use candle::backprop::GradStore;
+use candle::{DType, Device, Shape, Tensor, Var};
+use opara_plan::rewrite::rules;
+use opara_plan::rewrite::{Graph, Output};
+
+use super::gradient_error::GradientError;
+use crate::backend::Function;
+use crate::cuda::{Place, WholePass};
+use crate::error::UnreachedError;
+use crate::optim::{Fused, Params};
+use crate::rewrite::accuracy::{unit, EXPLAINED};
+use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+use crate::rewrite::gradient::{differentiate, Differentiated, Missing, Paths};
+use crate::{ops, Error, Result, TrainError};
+
+/// Rules whose operators have no derivative: what is between a product and its activation is needed, and of images each operator by itself.
+const WITHOUT: [&str; 18] = [
+    "product-concat",
+    "gated-unit",
+    "product-activation",
+    "products-of-one",
+    "residual-norm",
+    "concat-relu",
+    "concat-sums",
+    "grouped-convolution",
+    "convolution",
+    "convolution-padding",
+    "pool-padding",
+    "transposed-convolution",
+    "upsampling",
+    "convolution-bias",
+    "convolution-norm",
+    "convolution-residual",
+    "convolution-activation",
+    "pixel-product",
+];
+
+/// Where an input of the graph comes from.
+enum Source {
+    /// The batch.
+    Batch(usize),
+    /// A variable, or a copy of other memory of the module.
+    Tensor(Tensor),
+}
+
+/// A variable that the optimizer trains.
+struct Trained {
+    name: String,
+    variable: Var,
+    /// The input of the graph.
+    input: usize,
+}
+
+/// A loss as a graph.
+pub(super) struct Lifted {
+    /// As it was recorded, until gradients are judged.
+    recorded: Graph,
+    graph: Graph,
+    sources: Vec<Source>,
+    trained: Vec<Trained>,
+    /// Shapes of the closure's outputs, which come first.
+    shapes: Vec<Shape>,
+    /// What the pass itself overwrites, with the outputs behind those of the closure.
+    written: Vec<Tensor>,
+}
+
+impl Lifted {
+    /// Records a call of the closure.
+    ///
+    /// # Errors
+    /// A pass that cannot be captured, a launch whose meaning or derivative is not known, and variables that no gradient reaches.
+    pub fn of<P: Params>(loss: &Function, batch: &[Tensor], optimizer: &Fused<P>) -> Result<Self> {
+        let pass = WholePass::of(loss, batch)?;
+        let mut variables = Vec::new();
+        for (name, variable) in optimizer.variables() {
+            variables.push((name, variable, crate::cuda::address_of(variable)?));
+        }
+        let variable_at = |place: &Place| match place {
+            Place::Memory(address) => variables.iter().find(|(_, _, at)| at == address),
+            _ => None,
+        };
+        let (mut sources, mut trained) = (Vec::new(), Vec::new());
+        let is_written = |input: usize| pass.overwritten.iter().any(|(of, _)| *of == input);
+        for (input, place) in pass.places.iter().enumerate() {
+            sources.push(match (place, variable_at(place)) {
+                (Place::Argument(at), _) => Source::Batch(*at),
+                (_, Some((name, variable, _))) => {
+                    if !is_written(input) {
+                        trained.push(Trained { name: (*name).into(), variable: (*variable).clone(), input });
+                    }
+                    Source::Tensor(variable.as_detached_tensor())
+                }
+                _ => Source::Tensor(pass.copied(input)?.ok_or_else(|| refused("an argument has no place"))?),
+            });
+        }
+        let mut recorded = pass.graph.clone();
+        let mut written = Vec::new();
+        for (at, &(input, value)) in pass.overwritten.iter().enumerate() {
+            let variable = variable_at(&pass.places[input]);
+            let (_, variable, _) =
+                variable.ok_or_else(|| refused("it writes to memory of its own that is no variable"))?;
+            written.push(variable.as_detached_tensor());
+            recorded.outputs.push(Output { value, buffer: pass.shapes.len() + at });
+        }
+        let before = recorded.nodes.len();
+        let number = |input: usize| match &pass.places[input] {
+            Place::Upload(bytes) => Some(bytes.iter().rev().fold(0, |bits, &byte| bits << 8 | u64::from(byte))),
+            _ => None,
+        };
+        recorded.tell(|input| number(input.buffer).filter(|_| input.element.is_float()));
+        let told = recorded.nodes.len() - before;
+        let mut graph = recorded.clone();
+        rules::apply(&mut graph, &WITHOUT, &Default::default());
+        let is_state = |at: u64| pass.overwritten.iter().any(|(input, _)| pass.places[*input] == Place::Memory(at));
+        let all = variables.iter().filter(|(_, _, at)| !is_state(*at)).map(|(name, _, _)| *name);
+        check(&graph, &trained, all, |node| pass.launches.get(node.checked_sub(told)?).cloned())?;
+        Ok(Self { recorded, graph, sources, trained, shapes: pass.shapes.clone(), written })
+    }
+
+    fn inputs(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+        let input = |source: &Source| match source {
+            Source::Batch(at) => match batch.get(*at) {
+                Some(tensor) => Ok(tensor.detach()),
+                None => candle::bail!("the batch has no tensor {at}"),
+            },
+            Source::Tensor(tensor) => Ok(tensor.clone()),
+        };
+        self.sources.iter().map(input).collect()
+    }
+
+    fn wanted(&self) -> Vec<usize> {
+        self.trained.iter().map(|trained| trained.input).collect()
+    }
+
+    /// Takes a step, and gives the closure's outputs.
+    pub fn step<P: Params>(&self, batch: &[Tensor], optimizer: &Fused<P>) -> candle::Result<Vec<Tensor>> {
+        let found = differentiate(&self.graph, &self.inputs(batch)?, Arithmetic::Typed, &self.wanted())?;
+        let Differentiated { mut outputs, gradients } = found;
+        let mut store = empty_store()?;
+        for (trained, gradient) in self.trained.iter().zip(gradients) {
+            if let Some(gradient) = gradient {
+                let gradient = gradient.reshape(trained.variable.shape())?.contiguous()?;
+                store.insert(&trained.variable, gradient);
+            }
+        }
+        optimizer.update(&store)?;
+        for (written, value) in self.written.iter().zip(outputs.drain(self.shapes.len()..)) {
+            ops::assign(written, &value.reshape(written.shape())?.contiguous()?)?;
+        }
+        outputs.iter().zip(&self.shapes).map(|(output, shape)| output.reshape(shape)).collect()
+    }
+
+    /// Holds the gradients of a batch against those of the recorded launches in double precision, and these against differences of the loss.
+    /// What was recorded is of no use afterwards.
+    ///
+    /// # Errors
+    /// The first gradient that is less accurate than the recorded launches' own.
+    pub fn judge(&self, batch: &[Tensor], loss: &Tensor) -> Result<Vec<GradientError>> {
+        const IN_F64: Arithmetic = Arithmetic::In(DType::F64);
+        /// A gradient counts as large as this part of all variables' on average at least.
+        const LEAST: f64 = 1e-3;
+        /// Gradients may be this many times as far away as those of the recorded launches, those that are rounding alone so many times, and
+        /// so many roundings farther.
+        const FACTOR: f64 = 2.;
+        const OF_ROUNDING: f64 = 16.;
+        const ROOM: f64 = 16.;
+        let (inputs, wanted) = (self.inputs(batch)?, self.wanted());
+        let gradients = |graph: &Graph, arithmetic: Arithmetic| -> Result<Vec<Tensor>> {
+            let found = differentiate(graph, &inputs, arithmetic, &wanted)?;
+            let gradient = |(gradient, trained): (Option<Tensor>, &Trained)| match gradient {
+                Some(gradient) => gradient.flatten_all(),
+                None => trained
+                    .variable
+                    .zeros_like()?
+                    .flatten_all()?
+                    .to_dtype(arithmetic.dtype(graph.inputs[trained.input].element)),
+            };
+            Ok(found.gradients.into_iter().zip(&self.trained).map(gradient).collect::<candle::Result<_>>()?)
+        };
+        let double = gradients(&self.recorded, IN_F64)?;
+        self.differ(&inputs, &double)?;
+        self.compare(&inputs, loss)?;
+        let (candles, ours) =
+            (gradients(&self.recorded, Arithmetic::Typed)?, gradients(&self.graph, Arithmetic::Typed)?);
+        let mut scales = Vec::new();
+        for gradient in &double {
+            scales.push(root_mean_square(gradient)?);
+        }
+        // Of a gradient that is zero but for rounding, such as that of a bias of keys, nothing is accurate.
+        let least = LEAST * scales.iter().sum::<f64>() / scales.len().max(1) as f64;
+        let mut errors = Vec::new();
+        for (at, trained) in self.trained.iter().enumerate() {
+            let scale = scales[at].max(least).max(f64::MIN_POSITIVE);
+            let far =
+                |of: &Tensor| Ok::<_, Error>(root_mean_square(&(of.to_dtype(DType::F64)? - &double[at])?)? / scale);
+            let (ours, candles) = (far(&ours[at])?, far(&candles[at])?);
+            // Roundings of the two go other ways.
+            let room = ROOM * unit(trained.variable.dtype());
+            let factor = if scales[at] < least { OF_ROUNDING } else { FACTOR };
+            // Not where one of them is NaN.
+            let is_near = ours <= factor * candles + room && (candles <= EXPLAINED || scales[at] < least);
+            if !is_near {
+                let name = format!("the gradient of {}", trained.name);
+                return Err(TrainError::Inaccurate { name, ours, candles }.into());
+            }
+            errors.push(GradientError { name: trained.name.clone(), ours, candles });
+        }
+        Ok(errors)
+    }
+
+    /// Compares the graph's loss with the closure's, and with that in double precision.
+    fn compare(&self, inputs: &[Tensor], loss: &Tensor) -> Result<()> {
+        /// Losses above 1 may be so many roundings apart, and smaller ones as far as 1.
+        const ROUNDINGS: f64 = 4096.;
+        let number = |t: &Tensor| Ok::<_, Error>(t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?[0]);
+        // A loss in f32 may be of values of 16 bits.
+        let dtypes = self.trained.iter().map(|trained| trained.variable.dtype()).chain([loss.dtype()]);
+        let dtype = dtypes.max_by(|a, b| unit(*a).total_cmp(&unit(*b))).unwrap_or(DType::F32);
+        let loss = number(loss)?;
+        if !loss.is_finite() {
+            return Err(TrainError::NotFinite { loss }.into());
+        }
+        let room = (ROUNDINGS * unit(dtype)).min(EXPLAINED);
+        for (graph, arithmetic) in [
+            (&self.recorded, Arithmetic::In(DType::F64)),
+            (&self.recorded, Arithmetic::Typed),
+            (&self.graph, Arithmetic::Typed),
+        ] {
+            let found = number(&evaluate(graph, inputs, arithmetic, Numbers::All)?[0])?;
+            let apart = (found - loss).abs() / loss.abs().max(1.);
+            if apart > room {
+                let name = format!("the loss ({arithmetic:?})");
+                return Err(TrainError::Inaccurate { name, ours: apart, candles: 0. }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares gradients in double precision with the difference of losses a short way apart, which no derivative is part of. Each variable moves along its
+    /// gradient by the same length.
+    fn differ(&self, inputs: &[Tensor], gradients: &[Tensor]) -> Result<()> {
+        const STEP: f64 = 1e-5;
+        const ROOM: f64 = 1e-3;
+        let mut directions = Vec::new();
+        let mut slope = 0.;
+        for gradient in gradients {
+            let norm = gradient.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>()?;
+            slope += norm;
+            directions.push((gradient * (1. / norm.max(f64::MIN_POSITIVE)))?);
+        }
+        let loss = |by: f64| -> Result<f64> {
+            let mut moved = inputs.to_vec();
+            for (trained, direction) in self.trained.iter().zip(&directions) {
+                let at = moved[trained.input].to_dtype(DType::F64)?.flatten_all()?;
+                moved[trained.input] = (at + (direction * by)?)?;
+            }
+            let outputs = evaluate(&self.recorded, &moved, Arithmetic::In(DType::F64), Numbers::All)?;
+            Ok(outputs[0].flatten_all()?.to_vec1::<f64>()?[0])
+        };
+        let apart = ((loss(STEP)? - loss(-STEP)?) / (2. * STEP) - slope).abs() / slope.max(f64::MIN_POSITIVE);
+        // Of a loss that is flat, rounding is all that there is.
+        if apart > ROOM && slope > 1e-9 {
+            return Err(
+                TrainError::Inaccurate { name: "the slope of the loss".into(), ours: apart, candles: 0. }.into()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// A node without a derivative, or variables that no gradient reaches.
+fn check<'a>(
+    graph: &Graph,
+    trained: &[Trained],
+    all: impl Iterator<Item = &'a str>,
+    launch: impl Fn(usize) -> Option<[String; 2]>,
+) -> Result<()> {
+    let wanted: Vec<usize> = trained.iter().map(|trained| trained.input).collect();
+    let paths = Paths::of(graph, &wanted);
+    if let Some(Missing { node, inputs }) = paths.missing() {
+        let [launch, scope] = launch(node).unwrap_or_default();
+        let lost = trained.iter().filter(|trained| inputs.contains(&trained.input));
+        let mut names: Vec<String> = lost.map(|trained| trained.name.clone()).collect();
+        names.sort();
+        return Err(TrainError::NoDerivative { launch, scope: (!scope.is_empty()).then_some(scope), names }.into());
+    }
+    let reached = paths.reached();
+    let is_reached = |name: &str| trained.iter().zip(&reached).any(|(of, reached)| *reached && of.name == name);
+    let mut names: Vec<String> = all.filter(|name| !is_reached(name)).map(String::from).collect();
+    names.sort();
+    match names.is_empty() {
+        true => Ok(()),
+        false => Err(TrainError::Unreached(UnreachedError { names }).into()),
+    }
+}
+
+fn root_mean_square(of: &Tensor) -> candle::Result<f64> {
+    of.sqr()?.mean_all()?.sqrt()?.to_scalar()
+}
+
+/// candle makes none but by a backward pass.
+fn empty_store() -> candle::Result<GradStore> {
+    Tensor::zeros((), DType::F32, &Device::Cpu)?.backward()
+}
+
+fn refused(reason: &str) -> Error {
+    Error::NotCapturable { reason: reason.into() }
+}
