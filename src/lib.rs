@@ -14,6 +14,7 @@ mod native;
 mod options;
 mod picture;
 mod tokens;
+mod variables;
 mod warnings;
 mod writable;
 
@@ -27,5 +28,6 @@ pub use native::Native;
 pub use options::{types, Options};
 pub use picture::{Interpolation, Preprocess};
 pub use tokens::{Tokenizer, Tokens};
+pub use variables::variables;
 pub use warnings::warnings;
 pub use writable::check_writable;

@@ -21,7 +21,7 @@ use clap::Parser;
 use opara_candle::device_memory::watch;
 use opara_candle::optim::AdamW;
 use opara_candle::{Numerics, OparaExecutor};
-use opara_examples::{exit_code, types};
+use opara_examples::{exit_code, types, variables};
 use serde_json::{json, Value};
 
 use crate::models::{Loss, Model, MODELS};
@@ -80,34 +80,23 @@ fn run() -> Result<()> {
     Ok(())
 }
 
-/// Trains a model of its own, whose weights are those of the other contestants.
+/// Times a contestant on a model of its own. All models have the same weights.
 fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Result<Value> {
     let (weights, loss) = seeded(model, args.dtype, device)?;
     let batch = (model.batch)(args.batch, args.dtype, device)?;
     let params = ParamsAdamW { lr: 1e-4, ..Default::default() };
+    // Norms of batches write their statistics themselves.
+    let trained = variables(&weights)?.into_iter().filter(|(name, _)| !name.contains(".running_"));
+    let trained: Vec<(String, Var)> = trained.collect();
     match contestant {
         "candle" => {
-            let mut optimizer = candle_nn::AdamW::new(
-                variables(&weights)?.into_iter().map(|(_, variable)| variable).collect(),
-                params,
-            )?;
-            timed(args, device, || {
-                let loss = loss(&batch)?.swap_remove(0);
-                optimizer.backward_step(&loss)?;
-                Ok(loss)
-            })
+            let all = trained.into_iter().map(|(_, variable)| variable).collect();
+            timed_eagerly(args, device, (&loss, &batch), candle_nn::AdamW::new(all, params)?)
         }
-        "optimizer" => {
-            let mut optimizer = trained(&weights, params)?;
-            timed(args, device, || {
-                let loss = loss(&batch)?.swap_remove(0);
-                optimizer.backward_step(&loss)?;
-                Ok(loss)
-            })
-        }
+        "optimizer" => timed_eagerly(args, device, (&loss, &batch), AdamW::of_named(trained, params)?),
         numerics => {
             let numerics = if numerics == "exact" { Numerics::Exact } else { Numerics::Accurate };
-            let (optimizer, begin) = (trained(&weights, params)?, Instant::now());
+            let (optimizer, begin) = (AdamW::of_named(trained, params)?, Instant::now());
             let builder = OparaExecutor::builder().numerics(numerics);
             let mut trainer = builder.build_train(move |batch: &[Tensor]| loss(batch), &optimizer, &batch)?;
             let built_s = begin.elapsed().as_secs_f64();
@@ -124,34 +113,33 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
     }
 }
 
-/// The variables that a step trains, by name: norms of batches write their statistics themselves.
-fn variables(weights: &VarMap) -> Result<Vec<(String, Var)>> {
-    let data = weights.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked with the weights"))?;
-    let of =
-        |(name, variable): (&String, &Var)| (!name.contains(".running_")).then(|| (name.clone(), variable.clone()));
-    Ok(data.iter().filter_map(of).collect())
-}
-
-fn trained(weights: &VarMap, params: ParamsAdamW) -> Result<AdamW> {
-    Ok(AdamW::of_named(variables(weights)?, params)?)
-}
-
 /// The model with weights that are the same in each run.
 fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)> {
     let weights = VarMap::new();
     let loss = (model.make)(VarBuilder::from_varmap(&weights, dtype, device))?;
-    let data = weights.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked with the weights"))?;
-    let mut named: Vec<_> = data.iter().collect();
-    named.sort_by_key(|(name, _)| name.as_str());
-    for (at, (_, variable)) in named.into_iter().enumerate().filter(|(_, (_, variable))| variable.rank() > 1) {
+    let matrices = variables(&weights)?.into_iter().enumerate().filter(|(_, (_, variable))| variable.rank() > 1);
+    for (at, (_, variable)) in matrices {
         let (count, inputs) = (variable.elem_count(), variable.elem_count() / variable.dim(0)?);
         let scale = (inputs as f64).powf(-0.5);
         let numbers = (0..count).map(|of| ((of * 7919 + at * 104_729) % 10_007) as f32 / 5_003.5 - 1.);
         let numbers = (Tensor::from_iter(numbers, device)? * scale)?.reshape(variable.shape())?;
         variable.set(&numbers.to_dtype(dtype)?)?;
     }
-    drop(data);
     Ok((weights, loss))
+}
+
+/// [`timed`] steps of candle's backward pass and an optimizer.
+fn timed_eagerly(
+    args: &Args,
+    device: &Device,
+    (loss, batch): (&Loss, &[Tensor]),
+    mut optimizer: impl Optimizer,
+) -> Result<Value> {
+    timed(args, device, || {
+        let loss = loss(batch)?.swap_remove(0);
+        optimizer.backward_step(&loss)?;
+        Ok(loss)
+    })
 }
 
 /// Milliseconds of a step on the clock, and the losses of the first and of the last one.

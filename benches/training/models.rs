@@ -11,7 +11,7 @@ pub type Loss = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
 pub struct Model {
     pub name: &'static str,
     pub make: fn(VarBuilder) -> Result<Loss>,
-    /// A batch of so many items.
+    /// A batch of this number of items.
     pub batch: fn(usize, DType, &Device) -> Result<[Tensor; 2]>,
 }
 
@@ -51,7 +51,7 @@ fn numbers(shape: impl Into<candle::Shape>, dtype: DType, device: &Device) -> Re
     Tensor::from_iter(numbers, device)?.reshape(shape)?.to_dtype(dtype)
 }
 
-/// The right answers of rows, of so many kinds.
+/// A kind for each row, below the number of kinds.
 fn kinds(rows: usize, kinds: usize, device: &Device) -> Result<Tensor> {
     Tensor::from_iter((0..rows).map(|row| (row * 7919 % kinds) as u32), device)
 }

@@ -17,6 +17,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use opara_candle::optim::AdamW;
 use opara_candle::{OparaExecutor, Trainer};
+use opara_examples::variables;
 use serde_json::json;
 
 /// Trains two small models.
@@ -78,8 +79,8 @@ impl Model {
         let weights = VarMap::new();
         let loss = (task.make)(VarBuilder::from_varmap(&weights, DType::F32, device))?;
         if let Some(like) = like {
-            let like = named(like)?;
-            for ((_, to), (_, from)) in named(&weights)?.iter().zip(&like) {
+            let like = variables(like)?;
+            for ((_, to), (_, from)) in variables(&weights)?.iter().zip(&like) {
                 to.set(from)?;
             }
         }
@@ -87,19 +88,11 @@ impl Model {
     }
 }
 
-/// The variables in the order of their names.
-fn named(weights: &VarMap) -> Result<Vec<(String, candle::Var)>> {
-    let data = weights.data().lock().map_err(|_| anyhow::anyhow!("a thread panicked with the weights"))?;
-    let mut all: Vec<_> = data.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
-    all.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(all)
-}
-
 fn are_same(a: &VarMap, b: &VarMap) -> Result<bool> {
     let bits = |tensor: &Tensor| -> Result<Vec<u32>> {
         Ok(tensor.flatten_all()?.to_vec1::<f32>()?.into_iter().map(f32::to_bits).collect())
     };
-    for ((_, a), (_, b)) in named(a)?.iter().zip(&named(b)?) {
+    for ((_, a), (_, b)) in variables(a)?.iter().zip(&variables(b)?) {
         if bits(a)? != bits(b)? {
             return Ok(false);
         }

@@ -170,7 +170,7 @@ fn on_gpu((storage, shape): (CudaStorage, Shape)) -> (Storage, Shape) {
 /// A tensor of this storage in whose place a backward pass fails.
 fn node((name, variable): &Tracked, storage: Storage, shape: Shape) -> Result<Tensor> {
     let device = storage.device();
-    let made = Made { name, result: Mutex::new(Some((storage, shape))) };
+    let made = Made::new(name, storage, shape);
     // A variable may be on another device, from which a weight was copied.
     match variable.device().same_device(&device) {
         true => variable.apply_op1(made),
@@ -178,10 +178,34 @@ fn node((name, variable): &Tracked, storage: Storage, shape: Shape) -> Result<Te
     }
 }
 
-/// A custom operator that gives what was made before. candle gives its backward pass, which is an error.
-struct Made {
+/// A custom operator that gives what was made before, once. candle gives its backward pass, which is an error.
+pub(crate) struct Made {
     name: &'static str,
     result: Mutex<Option<(Storage, Shape)>>,
+}
+
+impl Made {
+    pub fn new(name: &'static str, storage: Storage, shape: Shape) -> Self {
+        Self { name, result: Mutex::new(Some((storage, shape))) }
+    }
+
+    /// # Errors
+    /// A result on a GPU.
+    pub fn on_cpu(&self) -> Result<(CpuStorage, Shape)> {
+        match self.result.lock().take() {
+            Some((Storage::Cpu(storage), shape)) => Ok((storage, shape)),
+            _ => bail!("`{}` needs its operands on one device", self.name),
+        }
+    }
+
+    /// # Errors
+    /// A result on the CPU.
+    pub fn on_gpu(&self) -> Result<(CudaStorage, Shape)> {
+        match self.result.lock().take() {
+            Some((Storage::Cuda(storage), shape)) => Ok((storage, shape)),
+            _ => bail!("`{}` needs its operands on one device", self.name),
+        }
+    }
 }
 
 impl CustomOp1 for Made {
@@ -190,16 +214,10 @@ impl CustomOp1 for Made {
     }
 
     fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
-        match self.result.lock().take() {
-            Some((Storage::Cpu(storage), shape)) => Ok((storage, shape)),
-            _ => bail!("`{}` needs its operands on one device", self.name),
-        }
+        self.on_cpu()
     }
 
     fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
-        match self.result.lock().take() {
-            Some((Storage::Cuda(storage), shape)) => Ok((storage, shape)),
-            _ => bail!("`{}` needs its operands on one device", self.name),
-        }
+        self.on_gpu()
     }
 }

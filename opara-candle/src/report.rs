@@ -50,9 +50,22 @@ impl Rewrite {
         Self { rule, times, saved, error: other.rms, candle_error: candle.rms }
     }
 
+    /// One line a rule.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
+    pub(crate) fn merged(rewrites: impl IntoIterator<Item = Self>) -> Vec<Self> {
+        let mut merged: Vec<Self> = Vec::new();
+        for rewrite in rewrites {
+            match merged.iter_mut().find(|known| known.rule == rewrite.rule) {
+                Some(known) => known.add(&rewrite),
+                None => merged.push(rewrite),
+            }
+        }
+        merged
+    }
+
     /// Adds the numbers of the same rule elsewhere.
     #[cfg_attr(not(feature = "cuda"), allow(dead_code, reason = "only launches on a GPU are rewritten"))]
-    pub(crate) fn add(&mut self, other: &Rewrite) {
+    fn add(&mut self, other: &Rewrite) {
         self.times += other.times;
         self.saved += other.saved;
         if other.error > self.error {

@@ -58,7 +58,7 @@ fn causal(queries: usize, keys: usize) -> Result<Tensor> {
 const ACTIVATIONS: [Activation; 5] =
     [Activation::None, Activation::Relu, Activation::Gelu, Activation::GeluErf, Activation::Silu];
 
-/// Every operator with a backward pass, on rows of so many elements. Heads of attention have 8 elements.
+/// Every operator with a backward pass, on rows of `columns` elements. Heads of attention have 8 elements.
 pub fn cases(rows: usize, columns: usize) -> Result<Vec<Case>> {
     let mut all = Vec::new();
     let (x, vector) = (|at| noise(at, (rows, columns)), |at| noise(at, columns));

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle::{DType, Device, IndexOp, Module, Result, Tensor, Var, D};
+use candle::{DType, Device, IndexOp, Module, Result, Tensor, D};
 use candle_nn::{loss::cross_entropy, ParamsAdamW, VarBuilder, VarMap};
 use candle_transformers::models::{bert, llama, t5, vit};
 use opara_candle::optim::{AdamW, ParamsSGD, SGD};
 use opara_candle::{Error, Mode, Numerics, OparaExecutor, TrainError};
+use opara_examples::variables;
 
 use crate::common::{gpu, same_bits};
 
@@ -29,7 +30,7 @@ impl Task {
     fn new(make: Make, dtype: DType, device: &Device) -> Result<Self> {
         let weights = VarMap::new();
         let (loss, batch) = make(VarBuilder::from_varmap(&weights, dtype, device), device, dtype)?;
-        for (at, (name, variable)) in named(&weights).into_iter().enumerate() {
+        for (at, (name, variable)) in variables(&weights)?.into_iter().enumerate() {
             let mut rng = fastrand::Rng::with_seed(at as u64);
             let is_norm = name.ends_with("weight") && variable.rank() == 1;
             let mean = if is_norm { 1. } else { 0. };
@@ -52,13 +53,13 @@ impl Task {
         assert_ne!(report.mode(), Mode::Eager, "{report}");
         let worst = trainer.gradient_errors().iter().max_by(|a, b| a.ours.total_cmp(&b.ours));
         println!("{} gradients, worst {worst:?}", trainer.gradient_errors().len());
-        assert_eq!(trainer.gradient_errors().len(), named(&self.weights).len());
+        assert_eq!(trainer.gradient_errors().len(), variables(&self.weights)?.len());
         trainer.step(&self.batch)?;
         // The first moments are the gradients.
         let path = folder.join("first");
         trainer.save(&path)?;
         let all = candle::safetensors::load(&path, &Device::Cpu)?;
-        let found = named(&self.weights).into_iter().map(|(name, variable)| {
+        let found = variables(&self.weights)?.into_iter().map(|(name, variable)| {
             let moments = all[&format!("opara.moments.{name}")].reshape(variable.shape())?;
             Ok((name, moments.to_device(variable.device())?))
         });
@@ -68,13 +69,6 @@ impl Task {
 
 fn accurate() -> opara_candle::Builder {
     OparaExecutor::builder().numerics(Numerics::Accurate)
-}
-
-fn named(weights: &VarMap) -> Vec<(String, Var)> {
-    let data = weights.data().lock().unwrap();
-    let mut named: Vec<_> = data.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
-    named.sort_by(|a, b| a.0.cmp(&b.0));
-    named
 }
 
 fn ids(seed: u64, shape: (usize, usize), below: u32, device: &Device) -> Result<Tensor> {
@@ -210,7 +204,7 @@ fn gradients_are_candles() -> anyhow::Result<()> {
         let task = Task::new(make, DType::F32, &device)?;
         let candles = (task.loss)(&task.batch)?[0].backward()?;
         for (variable, ours) in task.gradients(folder.path())? {
-            let all = named(&task.weights);
+            let all = variables(&task.weights)?;
             let (_, of) = all.iter().find(|(name, _)| *name == variable).expect("a variable of that name");
             let expected = candles.get(of).expect("candle's gradient");
             let norm = |t: &Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
@@ -235,7 +229,7 @@ fn gradients_are_slopes() -> anyhow::Result<()> {
         // candle's T5 runs in f32 alone.
         let wide = if name == "t5" { DType::F32 } else { DType::F64 };
         let twin = Task::new(make, wide, &device)?;
-        for ((variable, of), (_, narrow)) in named(&twin.weights).into_iter().zip(named(&task.weights)) {
+        for ((variable, of), (_, narrow)) in variables(&twin.weights)?.into_iter().zip(variables(&task.weights)?) {
             // The same numbers.
             of.set(&narrow.to_dtype(wide)?)?;
             assert_eq!(of.shape(), gradients[&variable].shape());
@@ -243,7 +237,7 @@ fn gradients_are_slopes() -> anyhow::Result<()> {
         let norm = |t: &Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>();
         let all: f64 = gradients.values().map(|g| norm(&g.to_dtype(DType::F64)?)).sum::<Result<f64>>()?;
         let mut worst = 0f64;
-        for (at, (variable, of)) in named(&twin.weights).into_iter().enumerate() {
+        for (at, (variable, of)) in variables(&twin.weights)?.into_iter().enumerate() {
             let gradient = gradients[&variable].to_dtype(DType::F64)?;
             let noise = Tensor::rand(-1f64, 1., of.shape(), &Device::Cpu)?.to_device(&device)?;
             let before = of.copy()?;
@@ -305,7 +299,7 @@ fn unchanged_models_train() -> anyhow::Result<()> {
             for _ in 30..60 {
                 second.step(&half.batch)?;
             }
-            for ((variable, a), (_, b)) in named(&whole.weights).iter().zip(&named(&half.weights)) {
+            for ((variable, a), (_, b)) in variables(&whole.weights)?.iter().zip(&variables(&half.weights)?) {
                 assert!(same_bits(a, b)?, "{name} in {dtype:?}: {variable}");
             }
         }
@@ -313,7 +307,7 @@ fn unchanged_models_train() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What has no derivative, and what no gradient reaches, is named.
+/// Operators without a derivative, and variables that no gradient reaches, are named.
 #[test]
 fn lost_gradients_are_errors() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };

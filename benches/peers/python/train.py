@@ -80,7 +80,7 @@ def kinds(rows: int, kinds: int) -> torch.Tensor:
     return torch.arange(rows, device="cuda") * 7919 % kinds
 
 
-# A model, and a batch of so many items.
+# A model, and a batch of this number of items.
 MODELS = {
     "mlp": (mlp, lambda rows, dtype: (torch.randn(rows, 784, device="cuda", dtype=dtype), kinds(rows, 10))),
     "resnet18-32": (resnet18, lambda rows, dtype: (image(rows, 32, dtype), kinds(rows, 10))),

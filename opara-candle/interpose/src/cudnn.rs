@@ -320,6 +320,17 @@ super::interpose! {
     }
 }
 
+/// A call that computes a gradient of two operands.
+fn of_gradient(
+    name: &'static str,
+    [a, b]: [Operand; 2],
+    (workspace, workspace_bytes): (*mut c_void, usize),
+    result: Operand,
+) -> Call {
+    let workspace = Operand::read_and_written(workspace as u64, workspace_bytes as u64);
+    Call { name, operands: Some(vec![a, b, workspace, result]), meaning: Meaning::Other, computes: None }
+}
+
 super::interpose! {
     /// The gradient of a convolution's operand.
     fn cudnnConvolutionBackwardData(
@@ -331,18 +342,10 @@ super::interpose! {
     |next| {
         // SAFETY: the caller vouches for the descriptors and factors.
         let describe = || unsafe {
+            let read = [Operand::read(w as u64, filter(wof)), Operand::read(dy as u64, tensor(dyof))];
             let result = if is_zero(beta, dxof) { Operand::written } else { Operand::read_and_written };
-            Call {
-                name: "cudnnConvolutionBackwardData",
-                operands: Some(vec![
-                    Operand::read(w as u64, filter(wof)),
-                    Operand::read(dy as u64, tensor(dyof)),
-                    Operand::read_and_written(workspace as u64, workspace_bytes as u64),
-                    result(dx as u64, tensor(dxof)),
-                ]),
-                meaning: Meaning::Other,
-                computes: None,
-            }
+            let result = result(dx as u64, tensor(dxof));
+            of_gradient("cudnnConvolutionBackwardData", read, (workspace, workspace_bytes), result)
         };
         // SAFETY: the arguments are the caller's.
         made(describe, handle, |handle| unsafe {
@@ -364,18 +367,11 @@ super::interpose! {
     |next| {
         // SAFETY: the caller vouches for the descriptors and factors.
         let describe = || unsafe {
+            let read = [Operand::read(x as u64, tensor(xof)), Operand::read(dy as u64, tensor(dyof))];
+            // The factors have the type of the image.
             let result = if is_zero(beta, xof) { Operand::written } else { Operand::read_and_written };
-            Call {
-                name: "cudnnConvolutionBackwardFilter",
-                operands: Some(vec![
-                    Operand::read(x as u64, tensor(xof)),
-                    Operand::read(dy as u64, tensor(dyof)),
-                    Operand::read_and_written(workspace as u64, workspace_bytes as u64),
-                    result(dw as u64, filter(dwof)),
-                ]),
-                meaning: Meaning::Other,
-                computes: None,
-            }
+            let result = result(dw as u64, filter(dwof));
+            of_gradient("cudnnConvolutionBackwardFilter", read, (workspace, workspace_bytes), result)
         };
         // SAFETY: the arguments are the caller's.
         made(describe, handle, |handle| unsafe {

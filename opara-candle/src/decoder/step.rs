@@ -42,7 +42,7 @@ pub(super) struct Step {
     states: Vec<(usize, Value)>,
     /// The rules by which every capture is rewritten.
     standing: Standing,
-    /// The same for a report, and what stays candle's.
+    /// These rules as a report tells them, and why launches stay candle's.
     rewrites: Vec<Rewrite>,
     notes: Vec<String>,
     of_first: First,
@@ -62,8 +62,8 @@ pub(super) struct Prompts<'a> {
 }
 
 impl Step {
-    /// Logits of prompts may differ from the module's by as many times as much as those of steps, or as two roundings: other sums have other
-    /// orders. More would hide a module that sees more of a prompt than of a text.
+    /// Logits of prompts may differ from the module's by this factor times the difference of steps' logits, or times two roundings: sums have
+    /// other orders there. More would hide a module that sees more of a prompt than of a text.
     const ROOM: f64 = 8.;
 
     /// Captures steps behind texts of several lengths, and makes one of what they have in common.
@@ -339,7 +339,7 @@ impl Step {
 
     pub fn report(&self) -> Report {
         let mut report = self.executor.report();
-        report.rewrites.extend(&self.rewrites);
+        report.rewrites = Rewrite::merged(report.rewrites.iter().chain(&self.rewrites).copied());
         report.notes.extend(self.notes.iter().cloned());
         report
     }

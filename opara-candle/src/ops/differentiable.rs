@@ -7,12 +7,12 @@ use candle::{DType, Storage, Tensor, Var};
 use parking_lot::Mutex;
 
 use super::column_sums::in_sums;
-use crate::gradient;
+use crate::gradient::{self, Made};
 
-/// What a backward pass knows. No tensor is tracked.
+/// Operands, results and gradient for a backward pass. No tensor is tracked.
 pub(super) struct Passed<'a> {
     pub operands: &'a [Tensor],
-    /// What the forward pass kept.
+    /// Tensors that the forward pass kept.
     pub saved: &'a [Tensor],
     pub result: &'a Tensor,
     /// The gradient of the result.
@@ -49,7 +49,7 @@ pub(super) fn differentiable(
     let is_shared = detached.iter().chain(&saved).any(|other| have_one_storage(other, &y));
     let (y, order) = if is_shared { (y.force_contiguous()?, None) } else { as_it_lies(y)? };
     let tracked: Vec<_> = (0..operands.len()).filter(|&at| needed[at]).map(|at| operands[at]).collect();
-    let result = Mutex::new(Some((taken(&y)?, y.shape().clone())));
+    let result = Made::new(name, taken(&y)?, y.shape().clone());
     let (backward, rest) = (Box::new(backward), Arc::new(Mutex::new(Vec::new())));
     let node =
         Node { name, result, order: order.clone(), operands: detached, saved, needed, backward, rest: rest.clone() };
@@ -173,7 +173,7 @@ fn taken(y: &Tensor) -> Result<Storage> {
     }
 }
 
-/// What a custom operator of any number of operands is.
+/// A custom operator of any number of operands.
 trait Operator {
     fn name(&self) -> &'static str;
 
@@ -189,7 +189,7 @@ trait Operator {
 /// Gives what was computed before.
 struct Node {
     name: &'static str,
-    result: Mutex<Option<(Storage, Shape)>>,
+    result: Made,
     /// The order of the result's dimensions.
     order: Option<Vec<usize>>,
     operands: Vec<Tensor>,
@@ -206,17 +206,11 @@ impl Operator for Node {
     }
 
     fn on_cpu(&self) -> Result<(CpuStorage, Shape)> {
-        match self.result.lock().take() {
-            Some((Storage::Cpu(storage), shape)) => Ok((storage, shape)),
-            _ => bail!("`{}` needs its operands on one device", self.name),
-        }
+        self.result.on_cpu()
     }
 
     fn on_gpu(&self, _: &CudaStorage) -> Result<(CudaStorage, Shape)> {
-        match self.result.lock().take() {
-            Some((Storage::Cuda(storage), shape)) => Ok((storage, shape)),
-            _ => bail!("`{}` needs its operands on one device", self.name),
-        }
+        self.result.on_gpu()
     }
 
     fn gradients<const COUNT: usize>(&self, result: &Tensor, gradient: &Tensor) -> Result<[Option<Tensor>; COUNT]> {

@@ -121,7 +121,7 @@ pub(crate) use attention::{attention_of_scores, Bias, Scores};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use column_sums::column_sums;
+pub(crate) use column_sums::{activation_derivative, column_sums, in_sums};
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use cross_entropy::{cross_entropy, CrossEntropy};
 #[cfg(feature = "cuda")]

@@ -15,7 +15,7 @@ use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::rewrite::gradient::{differentiate, Differentiated, Missing, Paths};
 use crate::{ops, Error, Result, TrainError};
 
-/// Rules whose operators have no derivative: what is between a product and its activation is needed, and of images each operator by itself.
+/// Rules whose operators have no derivative: values between a product and its activation are needed, and of images each operator by itself.
 const WITHOUT: [&str; 18] = [
     "product-concat",
     "gated-unit",
@@ -55,14 +55,14 @@ struct Trained {
 
 /// A loss as a graph.
 pub(super) struct Lifted {
-    /// As it was recorded, until gradients are judged.
+    /// As it was recorded, which gradients are judged by.
     recorded: Graph,
     graph: Graph,
     sources: Vec<Source>,
     trained: Vec<Trained>,
     /// Shapes of the closure's outputs, which come first.
     shapes: Vec<Shape>,
-    /// What the pass itself overwrites, with the outputs behind those of the closure.
+    /// Memory that the pass itself overwrites, by the outputs behind the closure's.
     written: Vec<Tensor>,
 }
 
@@ -153,7 +153,6 @@ impl Lifted {
     }
 
     /// Holds the gradients of a batch against those of the recorded launches in double precision, and these against differences of the loss.
-    /// What was recorded is of no use afterwards.
     ///
     /// # Errors
     /// The first gradient that is less accurate than the recorded launches' own.
@@ -161,8 +160,8 @@ impl Lifted {
         const IN_F64: Arithmetic = Arithmetic::In(DType::F64);
         /// A gradient counts as large as this part of all variables' on average at least.
         const LEAST: f64 = 1e-3;
-        /// Gradients may be this many times as far away as those of the recorded launches, those that are rounding alone so many times, and
-        /// so many roundings farther.
+        /// Gradients may be `FACTOR` times as far away as those of the recorded launches, and `ROOM` roundings farther. Gradients of
+        /// rounding alone may be `OF_ROUNDING` times as far away.
         const FACTOR: f64 = 2.;
         const OF_ROUNDING: f64 = 16.;
         const ROOM: f64 = 16.;
@@ -212,7 +211,7 @@ impl Lifted {
 
     /// Compares the graph's loss with the closure's, and with that in double precision.
     fn compare(&self, inputs: &[Tensor], loss: &Tensor) -> Result<()> {
-        /// Losses above 1 may be so many roundings apart, and smaller ones as far as 1.
+        /// Roundings that losses above 1 may be apart. Smaller ones may be as far apart as 1.
         const ROUNDINGS: f64 = 4096.;
         let number = |t: &Tensor| Ok::<_, Error>(t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?[0]);
         // A loss in f32 may be of values of 16 bits.

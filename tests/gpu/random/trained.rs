@@ -9,7 +9,7 @@ use super::pass::noise;
 use super::{number, Random};
 use crate::common::gpu;
 
-/// What came out for a module.
+/// The verdict on a module.
 enum Verdict {
     Agrees(f64),
     /// Its loss is no finite number, or has an edge where it is.

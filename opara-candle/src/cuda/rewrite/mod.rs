@@ -205,7 +205,7 @@ impl Rewriter {
                     for (example, values) in self.examples.iter_mut().zip(values) {
                         example.outputs = values.outputs;
                     }
-                    let (rewrites, exact) = (merged(rewrites), Some(exact));
+                    let (rewrites, exact) = (Rewrite::merged(rewrites), Some(exact));
                     return Ok(RewrittenProgram { rewrites, room, exact, ..self.unchanged(program, None) });
                 }
             },
@@ -348,16 +348,4 @@ impl Rewriter {
         self.is_final &= is_final;
         chosen
     }
-}
-
-/// One line a rule.
-fn merged(rewrites: Vec<Rewrite>) -> Vec<Rewrite> {
-    let mut merged: Vec<Rewrite> = Vec::new();
-    for rewrite in rewrites {
-        match merged.iter_mut().find(|known| known.rule == rewrite.rule) {
-            Some(known) => known.add(&rewrite),
-            None => merged.push(rewrite),
-        }
-    }
-    merged
 }

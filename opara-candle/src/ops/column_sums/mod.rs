@@ -36,7 +36,7 @@ pub(super) fn summed_like(gradient: &Tensor, operand: &Tensor) -> Result<Tensor>
 }
 
 /// In the type of sums: f32 for 16 bits.
-pub(super) fn in_sums(x: &Tensor) -> Result<Tensor> {
+pub(crate) fn in_sums(x: &Tensor) -> Result<Tensor> {
     match x.dtype() {
         DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
         _ => Ok(x.clone()),
@@ -55,14 +55,17 @@ pub(crate) fn activation_backward(x: &Tensor, gradient: &Tensor, activation: Act
     }
     let dx = match activation {
         Activation::None => gradient.clone(),
-        _ => (in_sums(gradient)? * derivative(&in_sums(x)?, activation)?)?.to_dtype(x.dtype())?,
+        _ => (in_sums(gradient)? * activation_derivative(&in_sums(x)?, activation)?)?.to_dtype(x.dtype())?,
     };
     let sums = column_sums(&dx)?;
     Ok((dx, sums))
 }
 
 /// The derivative of an activation at each element.
-fn derivative(x: &Tensor, activation: Activation) -> Result<Tensor> {
+///
+/// # Errors
+/// No floats.
+pub(crate) fn activation_derivative(x: &Tensor, activation: Activation) -> Result<Tensor> {
     const ROOT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
     match activation {
         Activation::None => x.ones_like(),

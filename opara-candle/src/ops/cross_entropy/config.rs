@@ -1,6 +1,6 @@
 //! Which rows count, and how.
 
-/// What a [`cross_entropy`](super::cross_entropy) leaves out and smooths.
+/// The rows that a [`cross_entropy`](super::cross_entropy) leaves out, and its smoothing.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct CrossEntropy {
     /// The target of rows that do not count.

@@ -17,7 +17,7 @@ impl Dropout {
         (f64::from(self.part) * 4_294_967_296.) as u32
     }
 
-    /// What the others are multiplied with.
+    /// The factor of the elements that stay.
     pub(super) fn factor(self) -> f32 {
         1. / (1. - self.part)
     }

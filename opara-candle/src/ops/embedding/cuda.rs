@@ -36,6 +36,27 @@ pub(super) fn gradient(gradient: &Tensor, ids: &Tensor, table: (usize, usize)) -
     launched(kernel, &gradient.contiguous()?, table).map(Some)
 }
 
+/// A launch by the ids' elements, whatever their type is, and the kernel's variant for them and elements of `dtype`.
+macro_rules! by_ids {
+    ($tensor:expr, $dtype:expr, |$ids:ident, $variant:ident| $launch:expr) => {{
+        macro_rules! of {
+            ($id:ty) => {
+                with_elements::<$id, _, 1>([Some(&$tensor)], |[ids]| {
+                    let Some($ids) = &ids else { bail!("an embedding without ids") };
+                    let $variant = &format!("{}_{}", <$id>::DTYPE.as_str(), $dtype.as_str());
+                    $launch
+                })
+            };
+        }
+        match $tensor.dtype() {
+            DType::U8 => of!(u8),
+            DType::U32 => of!(u32),
+            DType::I64 => of!(i64),
+            other => bail!("ids must be u8, u32 or i64, not {other:?}"),
+        }
+    }};
+}
+
 struct EmbeddingGradient {
     /// Rows of the result's gradient.
     of: Rows,
@@ -50,26 +71,14 @@ impl Kernel for EmbeddingGradient {
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let (count, columns, rows) = (self.of.rows(), self.of.columns(), self.rows);
         write_zeros(device, y)?;
-        macro_rules! launch {
-            ($id:ty) => {
-                with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
-                    let Some(ids) = &ids else { bail!("an embedding without ids") };
-                    let variant = format!("{}_{}", <$id>::DTYPE.as_str(), dtype.as_str());
-                    launch::EmbeddingGradient { count, columns, rows, ids, gradient: &x, y: y.as_view_mut() }.launch(
-                        device,
-                        &variant,
-                        ptx::EMBEDDING_GRADIENT,
-                        of_places(count, columns),
-                    )
-                })
-            };
-        }
-        match self.ids.dtype() {
-            DType::U8 => launch!(u8),
-            DType::U32 => launch!(u32),
-            DType::I64 => launch!(i64),
-            other => bail!("ids must be u8, u32 or i64, not {other:?}"),
-        }
+        by_ids!(self.ids, dtype, |ids, variant| {
+            launch::EmbeddingGradient { count, columns, rows, ids, gradient: &x, y: y.as_view_mut() }.launch(
+                device,
+                variant,
+                ptx::EMBEDDING_GRADIENT,
+                of_places(count, columns),
+            )
+        })
     }
 }
 
@@ -86,25 +95,13 @@ impl Kernel for Embedding {
 
     fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
         let (numel, columns, rows) = (self.rows.elements(), self.rows.columns(), self.of_table);
-        macro_rules! launch {
-            ($id:ty) => {
-                with_elements::<$id, _, 1>([Some(&self.ids)], |[ids]| {
-                    let Some(ids) = ids else { bail!("an embedding without ids") };
-                    let variant = format!("{}_{}", <$id>::DTYPE.as_str(), dtype.as_str());
-                    launch::Embedding { numel, columns, rows, ids: &ids, table: &x, y: y.as_view_mut() }.launch(
-                        device,
-                        &variant,
-                        ptx::EMBEDDING,
-                        wide_blocks(numel, dtype),
-                    )
-                })
-            };
-        }
-        match self.ids.dtype() {
-            DType::U8 => launch!(u8),
-            DType::U32 => launch!(u32),
-            DType::I64 => launch!(i64),
-            other => bail!("ids must be u8, u32 or i64, not {other:?}"),
-        }
+        by_ids!(self.ids, dtype, |ids, variant| {
+            launch::Embedding { numel, columns, rows, ids, table: &x, y: y.as_view_mut() }.launch(
+                device,
+                variant,
+                ptx::EMBEDDING,
+                wide_blocks(numel, dtype),
+            )
+        })
     }
 }

@@ -6,8 +6,8 @@ use opara_plan::rewrite::{Mask, Operand, Scores};
 use super::super::attention::{chosen, over_scores};
 use super::products::multiply;
 use super::rows::of_softmax;
-use super::spread::widened;
 use super::step::Step;
+use crate::ops::in_sums;
 
 /// Whether a gradient flows to an operand: to all but conditions.
 pub(super) fn is_reached(scores: &Scores, operand: usize) -> bool {
@@ -41,7 +41,7 @@ fn joined(x: &Tensor, heads: usize) -> Result<Tensor> {
     x.contiguous()?.reshape((batch, heads, all / heads * tokens, size))
 }
 
-/// What a mask does to scores: the place of its operands, the condition, and what stands in its place.
+/// A mask of scores: the place of its operands, and its condition.
 struct Masked {
     mask: Mask,
     at: usize,
@@ -58,7 +58,7 @@ pub(super) fn attention(step: &mut Step, scores: &Scores) -> Result<()> {
     let mut factor: Option<Tensor> = None;
     for (at, is_divisor) in scores.are_divisors.iter().enumerate() {
         let one = Operand { dims: Vec::new(), ..step.node.operands[3 + at].clone() };
-        let by = widened(&step.of.operand(&one, &[])?)?;
+        let by = in_sums(&step.of.operand(&one, &[])?)?;
         let by = if *is_divisor { by.recip()? } else { by };
         factor = Some(factor.map_or(Ok(by.clone()), |factor| factor * by)?);
     }
@@ -126,7 +126,7 @@ pub(super) fn attention(step: &mut Step, scores: &Scores) -> Result<()> {
         scores.are_divisors.iter().enumerate().filter(|(of, _)| step.needs(3 + of)).collect::<Vec<_>>()
     {
         let one = Operand { dims: Vec::new(), ..step.node.operands[3 + of].clone() };
-        let by = widened(&step.of.operand(&one, &[])?)?;
+        let by = in_sums(&step.of.operand(&one, &[])?)?;
         let gradient = ((&ds * &plain)?.sum_all()? / by)?;
         step.give_over(3 + of, Vec::new(), if *is_divisor { gradient.neg()? } else { gradient })?;
     }

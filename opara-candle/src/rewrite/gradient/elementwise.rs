@@ -3,9 +3,10 @@
 use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 use candle::{bail, Result, Tensor};
-use candle_nn::ops::sigmoid;
 
+use super::super::elementwise::activation_of;
 use super::step::Step;
+use crate::ops::activation_derivative;
 
 /// Names of unary functions that have a derivative, but for those that are constant in pieces.
 pub(super) const UNARY: [&str; 17] = [
@@ -28,29 +29,12 @@ pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
         "neg" => g.neg()?,
         "sqr" => (g * (x * 2.)?)?,
         "abs" => (g * x.sign()?)?,
-        "relu" => (g * x.ge(0.)?.to_dtype(x.dtype())?)?,
+        "relu" | "silu" | "gelu" | "gelu_erf" => (g * activation_derivative(&x, activation_of(name)?)?)?,
         "log" => (g / x)?,
         "sin" => (g * x.cos()?)?,
         "cos" => (g * x.sin()?.neg()?)?,
         "erf" => (g * (x.sqr()?.neg()?.exp()? * FRAC_2_SQRT_PI)?)?,
         "normcdf" => (g * density(&x)?)?,
-        "silu" => {
-            let s = sigmoid(&x)?;
-            let rest = (x * s.affine(-1., 1.)?)?;
-            (g * (s * (rest + 1.)?)?)?
-        }
-        "gelu_erf" => {
-            let below = (&x * FRAC_1_SQRT_2)?.erf()?.affine(0.5, 0.5)?;
-            (g * (below + (&x * density(&x)?)?)?)?
-        }
-        "gelu" => {
-            // tanh of s * (x + c * x^3)
-            let (s, c) = (FRAC_2_SQRT_PI * FRAC_1_SQRT_2, 0.044715);
-            let square = x.sqr()?;
-            let t = (&x * square.affine(s * c, s)?)?.tanh()?;
-            let slope = (square.affine(3. * s * c, s)? * t.sqr()?.affine(-1., 1.)?)?;
-            (g * ((x * slope)? + (t + 1.)?)?.affine(0.5, 0.)?)?
-        }
         _ => {
             let y = step.result(x.dims())?;
             match name {

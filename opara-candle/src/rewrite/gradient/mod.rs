@@ -110,7 +110,7 @@ fn changed(graph: &Graph, inputs: &[usize]) -> Vec<bool> {
     changed
 }
 
-/// What a graph gives, and the gradients of its first output.
+/// The outputs of a graph, and the gradients of the first one.
 pub(crate) struct Differentiated {
     pub outputs: Vec<Tensor>,
     /// Of each wanted input, if there is one; its elements are in their order.

@@ -1,15 +1,15 @@
 //! Derivatives of sums, norms and softmax of rows, and of concatenations.
 
 use candle::{bail, Result, Tensor, D};
-use candle_nn::ops::sigmoid;
 use opara_plan::rewrite::{strides_over, Compute};
 use opara_plan::trace::Dim;
 
 use super::super::strided::shaped;
 use super::step::Step;
-use crate::ops::{layer_norm_backward, rms_norm_backward, LayerNormGradients};
+use crate::activation::Activation;
+use crate::ops::{activation_derivative, layer_norm_backward, rms_norm_backward, LayerNormGradients};
 
-/// Rows of so many elements of an operand.
+/// An operand as rows of `columns` elements.
 fn rows(step: &mut Step, at: usize, columns: u64) -> Result<Tensor> {
     let x = step.operand(at)?;
     shaped(&x, &[x.elem_count() / (columns as usize).max(1), columns as usize])?.contiguous()
@@ -62,7 +62,7 @@ fn of_normal(x: &Tensor, g: &Tensor, epsilon: f32, is_rms: bool) -> Result<Tenso
     (across - along)?.broadcast_mul(scale)
 }
 
-/// Normalised rows, and what they were multiplied by.
+/// Normalised rows, and their factors.
 fn normal(x: &Tensor, epsilon: f32, is_rms: bool) -> Result<[Tensor; 2]> {
     let x = if is_rms { x.clone() } else { x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)? };
     let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?.recip()?;
@@ -155,9 +155,7 @@ pub(super) fn group_norm(step: &mut Step, groups: u64, epsilon: f32, silu: bool)
     let mut g = step.gradient(&[images, channels, pixels])?;
     if silu {
         let y = n.broadcast_mul(&scale)?.broadcast_add(&shift)?;
-        let s = sigmoid(&y)?;
-        let rest = (y * s.affine(-1., 1.)?)?;
-        g = (g * (s * (rest + 1.)?)?)?;
+        g = (g * activation_derivative(&y, Activation::Silu)?)?;
     }
     if step.needs(1) {
         step.give(1, (&g * &n)?.sum((0, 2))?)?;

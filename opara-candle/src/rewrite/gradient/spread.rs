@@ -1,20 +1,12 @@
 //! The gradient of a value by that of a view of it: elements that a view repeats get sums, and those that it leaves out get zeros.
 
-use candle::{DType, Result, Tensor};
+use candle::{Result, Tensor};
 use opara_plan::rewrite::Operand;
 use opara_plan::trace::Dim;
 
 use super::super::evaluation::lens;
 use super::super::strided::shaped;
-use crate::ops::column_sums;
-
-/// In f32 if it has 16 bits, else as it is.
-pub(super) fn widened(x: &Tensor) -> Result<Tensor> {
-    match x.dtype() {
-        DType::F16 | DType::BF16 => x.to_dtype(DType::F32),
-        _ => Ok(x.clone()),
-    }
-}
+use crate::ops::{column_sums, in_sums};
 
 /// The gradient of a value of `len` elements, of which `gradient` is that of a view, in the order of its dimensions.
 pub(super) fn spread(gradient: &Tensor, view: &Operand, len: u64) -> Result<Tensor> {
@@ -56,7 +48,7 @@ fn without_repeats(gradient: &Tensor, dims: &[Dim]) -> Result<(Tensor, Vec<Dim>)
         let rows = gradient.elem_count() / columns as usize;
         column_sums(&shaped(gradient, &[rows, columns as usize])?.contiguous()?)?
     } else {
-        widened(&shaped(gradient, &lens(dims))?)?.sum(repeats)?.to_dtype(dtype)?
+        in_sums(&shaped(gradient, &lens(dims))?)?.sum(repeats)?.to_dtype(dtype)?
     };
     Ok((shaped(&sum, &lens(&left))?, left))
 }

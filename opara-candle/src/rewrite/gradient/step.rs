@@ -6,9 +6,9 @@ use opara_plan::trace::Dim;
 
 use super::super::evaluation::{Arithmetic, Evaluation};
 use super::super::strided::shaped;
-use super::spread::widened;
+use crate::ops::in_sums;
 
-/// One node on the way back. What it reads is in f32 if it has 16 bits, but for what goes into products.
+/// One node on the way back. Operands of 16 bits are read in f32, except by products.
 pub(super) struct Step<'s, 'a> {
     pub of: &'s mut Evaluation<'a>,
     pub node: &'a Node,
@@ -16,7 +16,7 @@ pub(super) struct Step<'s, 'a> {
     gradient: Tensor,
     /// For each operand, whether its gradient is asked for.
     needs: Vec<bool>,
-    /// What it gives: gradients of views.
+    /// The gradients of views that it gives.
     pub given: Vec<(Operand, Tensor)>,
 }
 
@@ -41,21 +41,21 @@ impl<'s, 'a> Step<'s, 'a> {
     }
 
     pub fn gradient(&self, shape: &[usize]) -> Result<Tensor> {
-        widened(&self.typed_gradient(shape)?)
+        in_sums(&self.typed_gradient(shape)?)
     }
 
     pub fn result(&mut self, shape: &[usize]) -> Result<Tensor> {
-        widened(&shaped(&self.of.tensor(self.value)?, shape)?)
+        in_sums(&shaped(&self.of.tensor(self.value)?, shape)?)
     }
 
     /// An operand over its own dimensions.
     pub fn operand(&mut self, at: usize) -> Result<Tensor> {
-        widened(&self.of.own(&self.node.operands[at])?)
+        in_sums(&self.of.own(&self.node.operands[at])?)
     }
 
     /// An operand over a shape.
     pub fn operand_as(&mut self, at: usize, shape: &[usize]) -> Result<Tensor> {
-        widened(&self.of.operand(&self.node.operands[at], shape)?.broadcast_as(shape)?)
+        in_sums(&self.of.operand(&self.node.operands[at], shape)?.broadcast_as(shape)?)
     }
 
     /// All operands over one shape.
@@ -63,7 +63,7 @@ impl<'s, 'a> Step<'s, 'a> {
         let operands = self.of.operands(self.node)?;
         let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
         let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
-        operands.iter().map(|operand| widened(&operand.broadcast_as(&shape[..])?)).collect()
+        operands.iter().map(|operand| in_sums(&operand.broadcast_as(&shape[..])?)).collect()
     }
 
     /// Gives an operand's gradient, in the order of its elements.

@@ -8,8 +8,8 @@
 //! - `out T [length]`: overwritten; `kept T [length]`: partly overwritten; `added T [length]`: read and overwritten,
 //! - `cache T [length]`: read, and partly overwritten beside a result,
 //! - `parts T [8, 2]`: eight times two pointers that may be null, and the number that belongs to both,
-//! - `table usize [64]`, `table f64 [64]`: one parameter of so many numbers; `table in T [64, lengths, 2]`: one of so many pointers, each
-//!   to twice as many elements as its place in the table `lengths` says, or null,
+//! - `table usize [64]`, `table f64 [64]`: one parameter of 64 numbers; `table in T [64, lengths, 2]`: one of 64 pointers. A pointer is null, or
+//!   has twice the elements that the table `lengths` says at its place,
 //! - `host`: a size that the kernel does not take; `grid [2]`: one that the launch's grid has along that axis.
 //!
 //! Behind the prefix of the kernel's names stand the element types that there are variants for, as their names end, and what a device

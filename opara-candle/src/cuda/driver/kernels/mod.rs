@@ -50,7 +50,7 @@ pub(crate) fn written<T: CudaDType + DeviceRepr>(
 /// A failed driver call.
 pub(crate) fn write_zeros<T>(device: &CudaDevice, y: &mut CudaSlice<T>) -> Result<()> {
     let bytes = y.len() * size_of::<T>();
-    // SAFETY: any bytes are bytes, and the view has those of the elements.
+    // SAFETY: every value of a byte is valid, and the view is as long as the slice, in bytes.
     match unsafe { y.transmute_mut::<u8>(bytes) } {
         Some(mut bytes) => device.cuda_stream().memset_zeros(&mut bytes).w(),
         None => bail!("a result of {} elements is too short for them", y.len()),
