@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -61,6 +61,14 @@ const LLAMA: Sizes = Sizes {
 
 /// A file that goes with its owner.
 pub struct Written(PathBuf);
+
+impl Written {
+    /// Copies it to `path`.
+    pub fn keep(&self, path: &Path) -> Result<()> {
+        std::fs::copy(&self.0, path).with_context(|| format!("a copy at {}", path.display()))?;
+        Ok(())
+    }
+}
 
 impl Drop for Written {
     fn drop(&mut self) {
@@ -164,6 +172,9 @@ fn written(sizes: &Sizes, of: Option<GgmlDType>) -> Result<Written> {
     let mut metadata: Vec<(String, Value)> =
         metadata.into_iter().map(|(name, value)| (format!("{architecture}.{name}"), value)).collect();
     metadata.push(("general.architecture".into(), Value::String(architecture.into())));
+    // llama.cpp demands these of a file without a tokenizer.
+    metadata.push(("tokenizer.ggml.model".into(), Value::String("no_vocab".into())));
+    metadata.push((format!("{architecture}.vocab_size"), count(vocab)));
     let name = of.map_or_else(|| "mixed".into(), |of| format!("{of:?}"));
     let path = std::env::temp_dir().join(format!("opara-{}-{architecture}-{name}.gguf", std::process::id()));
     let written = Written(path);

@@ -51,6 +51,10 @@ struct Args {
     /// File to write one line of JSON a model to.
     #[arg(long)]
     json: Option<PathBuf>,
+
+    /// Folder that keeps a copy of each GGUF file, NAME.gguf, for other programs to be timed with.
+    #[arg(long)]
+    files: Option<PathBuf>,
 }
 
 fn all() -> impl Iterator<Item = &'static Model> {
@@ -69,7 +73,11 @@ fn run() -> Result<()> {
     };
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
     for model in all().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
-        let line = match (model.make)(args.dtype, &device).and_then(|decode| measured(&args, &device, decode)) {
+        let made = (model.make)(args.dtype, &device);
+        if let (Some(folder), Ok(Decode { file: Some(file), .. })) = (&args.files, &made) {
+            file.keep(&folder.join(format!("{}.gguf", model.name)))?;
+        }
+        let line = match made.and_then(|decode| measured(&args, &device, decode)) {
             Ok(line) => line,
             Err(error) => json!({ "failed": error.to_string().lines().next() }),
         };
