@@ -71,15 +71,6 @@ fn argmax_is_that_of_the_cpu() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// So many columns, or fewer for racecheck, which needs minutes for what a block counts in shared memory (`.ci/gpu`).
-fn columns(many: usize) -> usize {
-    if std::env::var_os("OPARA_RACECHECK").is_some() {
-        many.min(600)
-    } else {
-        many
-    }
-}
-
 /// Parameters of every kind for this many rows.
 fn parameters(rows: usize) -> Vec<Sampling> {
     let one = |row: usize| {
@@ -107,7 +98,6 @@ fn tokens_equal_the_cpus() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let mut drawn = std::collections::BTreeSet::new();
     for (rows, vocab) in [(1, 7), (16, 50), (24, 1000), (16, 32_128), (8, 151_936), (3, 2047)] {
-        let vocab = columns(vocab);
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             let logits = (waves(vocab, (rows, vocab))? * 6.)?.to_dtype(dtype)?;
             let mark =
@@ -133,7 +123,7 @@ fn tokens_equal_the_cpus() -> anyhow::Result<()> {
             }
         }
     }
-    assert!(drawn.len() > columns(1200) / 4, "many tokens are drawn: {}", drawn.len());
+    assert!(drawn.len() > 300, "many tokens are drawn: {}", drawn.len());
     Ok(())
 }
 
@@ -141,14 +131,13 @@ fn tokens_equal_the_cpus() -> anyhow::Result<()> {
 #[test]
 fn flat_and_spiked_logits_are_drawn_from_as_on_the_cpu() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let (rows, vocab) = (16, columns(4096));
-    let last = vocab - 96;
+    let (rows, vocab) = (16, 4096);
     let spiked: Vec<f32> = (0..rows * vocab).map(|i| if i % vocab == 17 { 50. } else { (i % 3) as f32 }).collect();
     let masked: Vec<f32> = (0..rows * vocab).map(|i| if i % 5 == 0 { 1. } else { f32::NEG_INFINITY }).collect();
     // Every other row has no token: by NaN, by infinity, or by minus infinity alone.
     let spoiled = |(i, v): (usize, &f32)| match (i / vocab % 2, i / vocab / 2 % 3, i % vocab) {
-        (1, 0, column) if column == last => f32::NAN,
-        (1, 1, column) if column == last => f32::INFINITY,
+        (1, 0, 4000) => f32::NAN,
+        (1, 1, 4000) => f32::INFINITY,
         (1, 2, _) => f32::NEG_INFINITY,
         _ => *v,
     };
