@@ -8,7 +8,7 @@ use crate::common::{gpu, same_bits, waves, CPU};
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Heads, heads of keys, and elements of a head: of kernels for tensor cores and others, of clusters and single blocks, and of no kernel.
-const HEADS: [(usize, usize, usize); 10] = [
+const HEADS: [(usize, usize, usize); 11] = [
     (4, 2, 32),
     (4, 2, 48),
     (8, 2, 64),
@@ -18,6 +18,7 @@ const HEADS: [(usize, usize, usize); 10] = [
     (8, 2, 128),
     (2, 2, 160),
     (4, 1, 256),
+    (8, 1, 256),
     (4, 2, 20),
 ];
 

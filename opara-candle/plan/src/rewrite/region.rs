@@ -5,6 +5,7 @@ use std::ops::Range;
 use hashbrown::{HashMap, HashSet};
 
 use super::compute::Compute;
+use super::constants::renumbered;
 use super::graph::{Graph, Input, Node, Operand, Output, Value};
 use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, Op, OpId, Role, Trace, View};
 
@@ -91,18 +92,24 @@ pub fn whole(trace: &Trace, kept: impl IntoIterator<Item = BufferId>) -> Result<
         return Err(op);
     }
     let memory: Vec<BufferId> = run.states.keys().copied().filter(|&buffer| run.is_memory(buffer)).collect();
-    let mut overwritten: Vec<_> =
+    let mut overwritten: Vec<(usize, Value)> =
         memory.into_iter().filter_map(|buffer| Some((run.inputs[&buffer], run.left(buffer)?))).collect();
     overwritten.sort_unstable_by_key(|(input, _)| *input);
-    let kept = kept.into_iter().filter_map(|buffer| Some((buffer, run.left(buffer)?))).collect();
+    let kept: Vec<_> = kept.into_iter().filter_map(|buffer| Some((buffer, run.left(buffer)?))).collect();
     let outputs = (0..trace.buffers.len()).filter(|&buffer| matches!(trace.buffers[buffer].role, Role::Output(_)));
     for buffer in outputs {
         let value = run.left(buffer).ok_or(trace.ops.len())?;
         run.graph.outputs.push(Output { value, buffer });
     }
     run.graph.merge_constants();
+    let now = run.graph.constants_first();
+    let overwritten = overwritten.into_iter().map(|(input, value)| (input, renumbered(value, &now))).collect();
+    let kept = kept.into_iter().map(|(buffer, value)| (buffer, renumbered(value, &now))).collect();
+    let mut origins: Vec<_> = now.iter().zip(run.origins).collect();
+    origins.sort_unstable();
+    let origins = origins.into_iter().map(|(_, op)| op).collect();
     let is_any = !run.graph.outputs.is_empty() && !run.graph.inputs.is_empty();
-    is_any.then_some(Whole { graph: run.graph, overwritten, kept, origins: run.origins }).ok_or(trace.ops.len())
+    is_any.then_some(Whole { graph: run.graph, overwritten, kept, origins }).ok_or(trace.ops.len())
 }
 
 /// The type of each buffer's elements: that of the views that have one, or of what its bytes are copied to.
@@ -437,6 +444,7 @@ impl<'a> Run<'a> {
             Some(op) => Err(op),
             // What reads nothing is the same in every pass.
             None => {
+                self.graph.constants_first();
                 let is_any = !self.graph.outputs.is_empty() && !self.graph.inputs.is_empty();
                 Ok(is_any.then_some(Region { ops, kept, graph: self.graph }))
             }

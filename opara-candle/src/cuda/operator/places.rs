@@ -32,7 +32,7 @@ impl Split {
             1 if are_few && lanes < 32 => 1,
             _ => [4, 8].into_iter().find(|heads| group <= *heads)?,
         };
-        (lanes * heads <= 128).then_some(Self { lanes, heads })
+        Some(Self { lanes, heads })
     }
 
     /// The part of the kernel's name.
@@ -64,6 +64,7 @@ mod tests {
         assert_eq!(split(32, 32, 96, 4096), Some((16, 4)), "Phi-3");
         assert_eq!(split(24, 8, 128, 64), Some((16, 4)), "Phi-4-mini");
         assert_eq!(split(4, 1, 256, 64), Some((32, 4)), "Gemma 3");
+        assert_eq!(split(8, 1, 256, 64), Some((32, 8)), "Gemma 2B");
         assert_eq!(split(4, 2, 20, 64), None);
         assert_eq!(split(16, 1, 64, 64), None);
     }

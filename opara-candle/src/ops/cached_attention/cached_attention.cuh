@@ -65,4 +65,5 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
     ATTENTION(T, NAME, 8, 8, SHARES, CLUSTER(SHARES))                                                                  \
     ATTENTION(T, NAME, 16, 4, SHARES, CLUSTER(SHARES))                                                                 \
     ATTENTION(T, NAME, 16, 8, SHARES, CLUSTER(SHARES))                                                                 \
-    ATTENTION(T, NAME, 32, 4, SHARES, CLUSTER(SHARES))
+    ATTENTION(T, NAME, 32, 4, SHARES, CLUSTER(SHARES))                                                                 \
+    ATTENTION(T, NAME, 32, 8, SHARES, CLUSTER(SHARES))

@@ -105,6 +105,21 @@ fn a_sum_that_is_read_elsewhere_comes_beside_its_norm() {
 }
 
 #[test]
+fn the_weight_of_a_norm_beside_its_sum_may_be_made_of_another() {
+    let mut maker = Maker::default();
+    let (x, residual, weight) = (maker.buffer(24, Role::Input(0)), maker.buffer(24, Role::Input(1)), maker.weight(8));
+    let sum = maker.made(binary("add"), vec![all(x, 24), all(residual, 24)], 24);
+    // Gemma adds one to it, behind the sum.
+    let more = maker.made(Function::Affine(1., 1.), vec![all(weight, 8)], 8);
+    let norm = maker.made(Function::RmsNorm(8, 1e-6), vec![all(sum, 24), view(more, 0, &[(3, 0), (8, 1)])], 24);
+    let y = maker.made(binary("add"), vec![all(norm, 24), all(sum, 24)], 24);
+    maker.output(y);
+    let mut graph = regions(&maker.0)[0].graph.clone();
+    assert_eq!(names(&mut graph), ["residual-norm"]);
+    assert_eq!(graph.nodes[1].compute, Compute::SumBesideNorm { norm: 2, columns: 8, epsilon: 1e-6 });
+}
+
+#[test]
 fn norms_of_other_sums_stay() {
     // No kernel writes a layer norm and the sum; and a vector is a bias.
     for trace in [norm_of_sum(false, false, true), norm_of_sum(false, true, false), norm_of_sum(true, true, true)] {
