@@ -3,7 +3,7 @@
 use candle::{Result, Tensor};
 
 use crate::cuda::{Place, WholePass};
-use crate::rewrite::set::nearby;
+use crate::rewrite::set::{nearby, NEARBY};
 
 /// The fewest, and the most for a model of few logits.
 const OTHERS: [usize; 2] = [7, 31];
@@ -39,7 +39,7 @@ pub(super) fn others(
             }
         }
         for &at in caches.iter().filter(|_| number < affordable) {
-            other[at] = nearby(&inputs[at], number + 1)?;
+            other[at] = nearby(&inputs[at], number + 1, NEARBY)?;
         }
         Ok(other)
     };

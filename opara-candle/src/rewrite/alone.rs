@@ -8,7 +8,7 @@ use super::accuracy::compare_beside;
 use super::evaluate::{last_readers, Arithmetic};
 use super::evaluation::Evaluation;
 use super::operators::compute;
-use super::set::{in_one_row, nearby, runs_for, Set, ENOUGH};
+use super::set::{in_one_row, nearby, runs_for, Set, ENOUGH, NEARBY};
 
 /// As many numbers tell errors apart of nodes whose rows each share an error.
 const ENOUGH_OF_ROWS: usize = 4 * ENOUGH;
@@ -103,7 +103,7 @@ fn verdict(
         let (mut reference, mut candle) = (of(original, double), of(original, Arithmetic::Typed));
         let mut other = of(changed, Arithmetic::Typed);
         for (value, tensor) in &operands {
-            let tensor = if has_others(value) { nearby(tensor, number)? } else { tensor.clone() };
+            let tensor = if has_others(value) { nearby(tensor, number, NEARBY)? } else { tensor.clone() };
             reference.assume(*value, tensor.to_dtype(double.dtype(original.element(*value)))?);
             candle.assume(*value, tensor.clone());
             other.assume(*value, tensor);

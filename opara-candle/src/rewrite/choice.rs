@@ -9,7 +9,7 @@ use super::alone::said_against;
 use super::evaluate::Numbers;
 use super::folds::settled_folds;
 use super::judgement::judge;
-use super::set::{joined, unexplained, Set};
+use super::set::{joined, Set};
 use super::settling::Settling;
 
 /// The rewritten run.
@@ -101,8 +101,7 @@ pub(super) fn choose(graph: &Graph, without: &[&str], sets: &[Set]) -> Result<st
         Err(reason) => reason,
     };
     for set in sets {
-        let [references, candle] = set.outputs()?;
-        if let Some(reason) = unexplained([&references, &candle])? {
+        if let Some(reason) = set.unexplained(graph)? {
             return Ok(Err(reason));
         }
     }

@@ -7,7 +7,7 @@ use opara_plan::rewrite::rules::Match;
 use opara_plan::rewrite::{Compared, Compute, Graph};
 use opara_plan::trace::Function;
 
-use super::accuracy::{compare, near_in_kind, same_kinds};
+use super::accuracy::{compare, may_be_luck, near_in_kind, same_kinds};
 use super::alone::Candles;
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 use super::set::{beginning, in_one_row, joined, Set, ENOUGH};
@@ -36,7 +36,7 @@ pub(super) fn judge(
 
 /// Compares outputs of many numbers. Few numbers have to follow from nodes that are judged by themselves. So do those behind products
 /// that round to 8 bits, if they differ: a rounding that falls another way in one layer moves all that follow, and whose errors are
-/// smaller at the end is luck.
+/// smaller at the end is luck. So it is where candle's own errors [scatter](super::accuracy::Scatter).
 fn judge_on(
     graph: &Graph,
     (changed, fits): (&Graph, &[Match]),
@@ -45,32 +45,47 @@ fn judge_on(
     let given = set.runs.iter().map(|run| evaluate(changed, &run.inputs, Arithmetic::Typed, set.numbers));
     let given = given.collect::<Result<Vec<_>>>()?;
     let [references, candle] = set.outputs()?;
-    let (mut worst, mut few, mut noise) = (Compared::default(), Vec::new(), 0f64);
+    let (mut worst, mut noise) = (Compared::default(), 0f64);
+    // Values that nodes decide about, and of those the results that have to follow from them.
+    let (mut by_nodes, mut few) = (Vec::new(), Vec::new());
     let is_rounded = rounds(graph);
     for (at, output) in changed.outputs.iter().enumerate() {
         let other = in_one_row(given.iter().map(|given| &given[at]))?;
         // By the first item alone, candle's are that one's.
         let other = beginning(&other, candle[at].elem_count())?;
         if candle[at].elem_count() < ENOUGH {
-            few.push((output.value, [references[at].clone(), candle[at].clone(), other]));
+            by_nodes.push(output.value);
+            few.push([references[at].clone(), candle[at].clone(), other]);
             continue;
         }
-        match compare(&references[at], &candle[at], &other)? {
-            Ok(compared) => worst = worst.or_worse(compared),
-            Err(reason) if !is_rounded => return Ok(Err(reason)),
-            Err(_) => match compare(&references[at], &candle[at], &candle[at])? {
-                Ok(own) => {
-                    noise = noise.max(own.apart);
-                    few.push((output.value, [references[at].clone(), candle[at].clone(), other]));
-                }
+        let tensors = [&references[at], &candle[at], &other];
+        let reason = match compare(tensors[0], tensors[1], tensors[2])? {
+            Ok(compared) => {
+                worst = worst.or_worse(compared);
+                continue;
+            }
+            Err(reason) => reason,
+        };
+        by_nodes.push(output.value);
+        if is_rounded {
+            match compare(&references[at], &candle[at], &candle[at])? {
+                Ok(own) => noise = noise.max(own.apart),
                 Err(reason) => return Ok(Err(reason)),
-            },
+            }
+            few.push([references[at].clone(), candle[at].clone(), other]);
+            continue;
+        }
+        let scatter = if may_be_luck(tensors)? { set.scatter(graph, at) } else { None };
+        let Some(scatter) = scatter else { return Ok(Err(reason)) };
+        match scatter.compare(tensors)? {
+            Ok(compared) => worst = worst.or_worse(compared),
+            Err(reason) => return Ok(Err(reason)),
         }
     }
-    if few.is_empty() {
+    if by_nodes.is_empty() {
         return Ok(Ok(worst));
     }
-    let (live, needed) = (changed.live(), changed.needed_for(few.iter().map(|(value, _)| *value)));
+    let (live, needed) = (changed.live(), changed.needed_for(by_nodes));
     let nodes: BTreeSet<usize> = fits.iter().map(|fit| fit.at).filter(|&at| live[at] && needed[at]).collect();
     let original = joined(graph);
     let mut candles = Candles::new(&original, set);
@@ -80,7 +95,7 @@ fn judge_on(
             Err(reason) => return Ok(Err(reason)),
         }
     }
-    for (_, [reference, candle, other]) in &few {
+    for [reference, candle, other] in &few {
         // Their own errors are luck.
         match follow([reference, candle, other], worst.apart)? {
             Ok(apart) => worst.apart = apart,

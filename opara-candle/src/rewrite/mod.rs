@@ -24,6 +24,7 @@ mod judgement;
 mod norms;
 mod operators;
 mod quantized;
+mod scatter;
 pub(crate) mod set;
 mod settling;
 mod strided;

@@ -1,11 +1,13 @@
 //! The operands and results of a run, and the same results in double precision.
 
+use std::cell::OnceCell;
+
 use candle::{DType, Device, Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
 use opara_plan::rewrite::{Graph, Input, Item, ProductPrecision};
 
-use super::accuracy::{compare, has_no_finite};
+use super::accuracy::{compare, has_no_finite, Scatter};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
 
 /// The operands and results of a run.
@@ -16,9 +18,14 @@ pub(crate) struct Set {
     pub(super) numbers: Numbers,
     /// candle's outputs, if those of the run were computed anew.
     pub(super) recorded: Option<Vec<Tensor>>,
+    /// The first item of a batch, by which the run is judged.
+    pub(super) item: Option<Item>,
+    /// How candle's errors of each output scatter, if that was asked for.
+    pub(super) scatter: OnceCell<Vec<Option<Scatter>>>,
 }
 
 /// A run on some operands.
+#[derive(Default)]
 pub(super) struct Run {
     pub inputs: Vec<Tensor>,
     /// candle's outputs. Of a set that is judged by the first item of a batch, the part of that item.
@@ -42,8 +49,8 @@ impl Set {
         Ok(Self { recorded: Some(outputs), ..Self::of(Numbers::Finite, run) })
     }
 
-    fn of(numbers: Numbers, run: Run) -> Self {
-        Self { runs: vec![run], numbers, recorded: None }
+    pub(super) fn of(numbers: Numbers, run: Run) -> Self {
+        Self { runs: vec![run], numbers, recorded: None, item: None, scatter: OnceCell::new() }
     }
 
     /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
@@ -59,7 +66,8 @@ impl Set {
             return Ok(None);
         }
         let references = in_double_precision(&item.graph, &inputs_of(item, &inputs)?, Numbers::All)?;
-        Ok(Some(Self::of(Numbers::All, Run { inputs, candle, references })))
+        let set = Self::of(Numbers::All, Run { inputs, candle, references });
+        Ok(Some(Self { item: Some(item.clone()), ..set }))
     }
 
     /// The run on operands of other values than these, beside candle's operators on them: by the first item, if there are several.
@@ -80,7 +88,7 @@ impl Set {
             None => Run::computed(graph, inputs, Numbers::All)?,
         };
         let is_told = !has_empty(&run.candle)? && unexplained([&run.references, &run.candle])?.is_none();
-        Ok(is_told.then(|| Self::of(Numbers::All, run)))
+        Ok(is_told.then(|| Self { item: item.cloned(), ..Self::of(Numbers::All, run) }))
     }
 
     /// The same run on other operands, too, which count together with these: one token's numbers all follow from one vector, whose
@@ -112,7 +120,7 @@ impl Set {
 
 impl Run {
     /// By candle's operators.
-    fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
+    pub(super) fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
         let candle = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
         let references = in_double_precision(graph, &inputs, numbers)?;
         Ok(Self { inputs, candle, references })
@@ -124,8 +132,8 @@ fn has_empty(outputs: &[Tensor]) -> Result<bool> {
     Ok(outputs.iter().map(has_no_finite).collect::<Result<Vec<_>>>()?.contains(&true))
 }
 
-/// Why no change of a run can be judged that gives these outputs: double precision does not reproduce candle's, or nothing is finite.
-pub(super) fn unexplained([references, candle]: [&[Tensor]; 2]) -> Result<Option<String>> {
+/// Why outputs tell nothing: double precision does not reproduce candle's, or nothing is finite.
+fn unexplained([references, candle]: [&[Tensor]; 2]) -> Result<Option<String>> {
     for (reference, candle) in references.iter().zip(candle) {
         if let Err(reason) = compare(reference, candle, candle)? {
             return Ok(Some(reason));
@@ -140,13 +148,16 @@ pub(super) fn runs_for(numbers: usize, enough: usize, varying: usize) -> usize {
     enough.div_ceil(numbers.max(1)).min(MOST + 1).min(affordable + 1)
 }
 
-/// Floats that differ from these by less than a fiftieth; for each number others, and for zero the same.
-pub(crate) fn nearby(floats: &Tensor, number: usize) -> Result<Tensor> {
+/// A part by which operands nearby differ.
+pub(crate) const NEARBY: f64 = 1. / 64.;
+
+/// Floats that differ from these by less than such a part and a rounding; for each number others, and for zero the same.
+pub(crate) fn nearby(floats: &Tensor, number: usize, part: f64) -> Result<Tensor> {
     if number == 0 {
         return Ok(floats.clone());
     }
     let waves = waves(floats.elem_count(), number, floats.device())?;
-    let factor = waves.affine(1. / 64., 1.)?.reshape(floats.shape())?;
+    let factor = waves.affine(part, 1.)?.reshape(floats.shape())?;
     (floats.to_dtype(DType::F32)? * factor)?.to_dtype(floats.dtype())
 }
 
@@ -168,7 +179,7 @@ fn altered(floats: &Tensor) -> Result<Tensor> {
 }
 
 /// The parts of these inputs that one item's graph reads.
-fn inputs_of(item: &Item, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+pub(super) fn inputs_of(item: &Item, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().zip(&item.graph.inputs).map(|(all, input)| beginning(all, input.len as usize)).collect()
 }
 
@@ -198,7 +209,7 @@ pub(super) fn waves(len: usize, number: usize, device: &Device) -> Result<Tensor
 }
 
 /// Is it a float that differs from pass to pass?
-fn varies(input: &Input) -> bool {
+pub(super) fn varies(input: &Input) -> bool {
     !input.is_constant && input.element.is_float()
 }
 

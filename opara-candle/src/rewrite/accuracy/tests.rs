@@ -105,7 +105,8 @@ fn outputs_that_are_something_else_are_noticed() -> Result<()> {
     let candle = of([1., 2., f32::INFINITY])?;
     assert!(near(&candle, &of([1.001, 2., 7.])?, 1e-3)?.is_ok());
     assert!(near(&candle, &of([1.1, 2., 7.])?, 1e-3)?.is_err(), "too far");
-    assert!(near(&candle, &of([2., 1., 7.])?, 1.)?.is_err(), "whatever the runs' errors");
+    assert!(near(&candle, &of([2., 1., 7.])?, 0.5)?.is_err(), "farther than the runs, which are too far for more");
+    assert!(near(&candle, &of([2., 1., 7.])?, 0.7)?.is_ok(), "no farther than the runs");
     assert!(near(&candle, &of([f32::NAN, 2., 7.])?, 1.)?.is_err());
     // Results of f16 that come from values of f32.
     let of_f16 = |x: f64| Tensor::new(&[x, 1.], &Device::Cpu)?.to_dtype(DType::F16);
@@ -238,4 +239,34 @@ fn beside_much_larger_errors_a_rounding_more_is_no_less_accurate() -> Result<()>
     assert!(beside(1e-2, &other)?.is_ok());
     assert!(beside(1e-2, &(&other * 1.0001)?)?.is_err(), "a hundredth of the noise counts");
     Ok(())
+}
+
+/// Results around one with a rounding error of so many units in turn.
+fn with_error(units: f64) -> Tensor {
+    let signs = (0..512).map(|at| if at % 2 == 0 { 1. } else { -1. });
+    tensor(&signs.map(|sign| 1. + sign * units * U).collect::<Vec<_>>()).to_dtype(DType::F16).unwrap()
+}
+
+#[test]
+fn candles_own_errors_say_how_much_the_end_tells() {
+    let reference = tensor(&[1.; 512]);
+    let verdict = |of_moved: &[f64], moved: f64, candle: f64, other: f64| {
+        let errors =
+            [&[candle], of_moved].concat().into_iter().map(|error| Errors { rms: error, max: error }).collect();
+        Scatter { errors, moved }.compare([&reference, &with_error(candle), &with_error(other)]).unwrap()
+    };
+    // candle's errors are alike: what is less accurate by a tenth is refused, with or without them.
+    assert!(verdict(&[], 0., 40., 44.).is_err());
+    assert!(verdict(&[40., 41., 40.], 0.03, 40., 44.).is_err());
+    // They differ by a tenth: so may this one, and by no more than a tenth.
+    assert!(verdict(&[44., 42., 41.], 0.03, 40., 44.).is_ok());
+    assert!(verdict(&[44., 42., 41.], 0.03, 40., 60.).is_err());
+    // However much they differ, twice as much is no luck.
+    assert!(verdict(&[4., 4., 4.], 0.03, 40., 100.).is_err());
+    // A fifth off double precision, which is told if a rounding moves candle's results as far.
+    assert!(verdict(&[400., 380., 410.], 0., 400., 400.).is_err_and(|why| why.contains("double precision")));
+    assert!(verdict(&[400., 380., 410.], 0.01, 400., 400.).is_err_and(|why| why.contains("double precision")));
+    assert!(verdict(&[400., 380., 410.], 0.2, 400., 400.).is_ok());
+    // What is errors for the most part tells nothing.
+    assert!(verdict(&[1500.; 3], 2., 1500., 1500.).is_err());
 }
