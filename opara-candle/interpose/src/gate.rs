@@ -5,10 +5,11 @@
 //! aborts the capture. cuDNN's handles do not.) So such a call waits here until no capture runs, and a capture begins when no such call
 //! runs.
 //!
-//! A deadlock is possible: a captured module may wait for the thread that waits here, for example for a lock. So after
-//! [`PATIENCE`] the waiting thread ends the capture, if it is outside of driver calls. The module's next call is then refused, and
+//! A deadlock is possible: a captured module may wait for the thread that waits here, for example for a lock. So the waiting thread ends
+//! a capture that has made no call for [`PATIENCE`], if it is outside of driver calls. The module's next call is then refused, and
 //! the capture is repeated. During a driver call the capture is not ended, since the rest of the call would run outside of it.
-//! Such calls end by themselves, though they may take seconds while the driver compiles modules for another thread.
+//! Such calls end by themselves, though they may take seconds while the driver compiles modules for another thread. Nor is a capture
+//! ended that is long: beside many threads, thousands of launches take more than [`PATIENCE`].
 //!
 //! `opara-candle/tests/interleavings` runs a gate in every order of its threads' steps.
 
@@ -17,13 +18,16 @@ use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex};
 
-/// Longer than a capture takes (5,000 launches: 30 ms).
+/// Longer than a module computes between two calls of the driver.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A capture, as the gate sees it.
 pub(crate) trait Capture {
     /// Has another thread ended it?
     fn is_over(&self) -> bool;
+
+    /// How many calls of the driver it has begun.
+    fn calls(&self) -> usize;
 
     /// Ends it from another thread, unless it is inside a driver call.
     fn end(&self);
@@ -69,9 +73,15 @@ impl<C: Capture> Gate<C> {
         let mut state = self.state.lock();
         state.waits += 1;
         let _waiting = Waiting(self);
+        let count = |state: &State<C>| -> Vec<_> { state.captures.iter().map(|of| (of.clone(), of.calls())).collect() };
+        let mut counted = count(&state);
         while state.captures.iter().any(|capture| !capture.is_over()) {
             if self.changed.wait_for(&mut state, PATIENCE).timed_out() {
-                state.captures.iter().for_each(|capture| capture.end());
+                counted
+                    .iter()
+                    .filter(|(capture, calls)| capture.calls() == *calls)
+                    .for_each(|(capture, _)| capture.end());
+                counted = count(&state);
             }
         }
         drop(state);

@@ -1,6 +1,7 @@
 //! The captures that run, and calls that wait for the whole device.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
 use cudarc::driver::sys::{self, CUgraph, CUresult, CUstream};
@@ -17,6 +18,7 @@ pub(crate) struct Ongoing {
     stream: CUstream,
     /// Locked during each driver call. The value: has another thread ended the capture?
     is_ended: Arc<ReentrantMutex<Cell<bool>>>,
+    calls: AtomicUsize,
 }
 
 // SAFETY: the stream's handle may be used from any thread whose context is current.
@@ -31,6 +33,7 @@ impl Ongoing {
     /// Begins a driver call; `None` if another thread has ended the capture.
     pub fn call(&self) -> Option<InCall> {
         let call = self.is_ended.lock_arc();
+        self.calls.fetch_add(1, Ordering::Relaxed);
         (!call.get()).then_some(call)
     }
 
@@ -57,6 +60,10 @@ impl Capture for Ongoing {
         self.is_ended.try_lock().is_some_and(|is_ended| is_ended.get())
     }
 
+    fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
     fn end(&self) {
         if let Some(is_ended) = self.is_ended.try_lock() {
             self.end_with(&is_ended);
@@ -76,7 +83,8 @@ impl Capturing {
     /// # Errors
     /// The driver's.
     pub unsafe fn begin(stream: CUstream) -> Result<Self, CUresult> {
-        let ongoing = Arc::new(Ongoing { stream, is_ended: Arc::new(ReentrantMutex::new(Cell::new(false))) });
+        let is_ended = Arc::new(ReentrantMutex::new(Cell::new(false)));
+        let ongoing = Arc::new(Ongoing { stream, is_ended, calls: AtomicUsize::new(0) });
         let _call = ongoing.is_ended.lock();
         GATE.enter(ongoing.clone());
         let capturing = Self(ongoing.clone());

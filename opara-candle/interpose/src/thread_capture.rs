@@ -188,7 +188,8 @@ impl ThreadCapture {
 
     /// Allocates for a call on this stream.
     fn allocate(&mut self, target: *mut CUdeviceptr, bytes: usize, stream: CUstream, library: bool) -> CUresult {
-        let pool = self.pool.filter(|_| self.ongoing.call().is_some());
+        let in_call = self.ongoing.call();
+        let pool = self.pool.filter(|_| in_call.is_some());
         let Some(pool) = pool.filter(|_| self.accepts(stream)) else { return CUresult::REFUSED };
         // SAFETY: the caller of the interposed function vouches for `target`; pool and stream are of one device.
         let status = unsafe { sys::cuMemAllocFromPoolAsync(target, bytes, pool, self.device) };
@@ -216,17 +217,18 @@ impl ThreadCapture {
     }
 
     fn note(&mut self, address: CUdeviceptr, kind: MemoryEventKind) {
-        self.recorded.memory.push(MemoryEvent { after: last_node(self.private), address, kind });
+        self.recorded.memory.push(MemoryEvent { after: self.last_node(), address, kind });
     }
 
-    /// The last captured node, as a number; 0 if there is none.
+    /// The last captured node, as a number; 0 if there is none, or if another thread has ended the capture, whose nodes are gone.
     pub fn last_node(&self) -> usize {
-        last_node(self.private)
+        self.ongoing.call().map_or(0, |_in_call| last_node(self.private))
     }
 
     /// Lets what comes next depend on one node, if a library has forked streams of its own and joined them: the range of a call and the
     /// place of an allocation name one node.
     pub fn join(&mut self) {
+        let Some(_in_call) = self.ongoing.call() else { return };
         let forked = |graph, last: &[_]| (last.len() > 1).then(|| (graph, last.to_vec()));
         let Some((graph, last)) = with_last_nodes(self.private, forked) else { return };
         let mut joined = null_mut();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use super::driver::{Activity, Watch};
+use super::driver::{Activity, Flush, Watch};
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
 use crate::backend::{OpTimes, Planned, Replay};
@@ -13,6 +13,9 @@ use crate::{Error, Result};
 
 /// Unmeasured replays before the measured ones.
 const WARMUP: usize = 3;
+
+/// Times that the records of a replay are asked for: those of other threads may keep them from being complete.
+const TRIES: usize = 20;
 
 /// Replays a schedule `rounds` times as a separate graph, and returns start and end of each op in each replay.
 pub(super) fn op_times(
@@ -24,22 +27,24 @@ pub(super) fn op_times(
     let watch = Watch::start()?;
     // CUPTI numbers nodes in the order of their creation, so it must watch while the graph is built.
     let replay = GraphReplay::new(program.clone(), plan.clone(), None)?;
+    let launches = plan.prepared.ops.trace.ops.len();
     let run = || {
+        watch.follow(replay.ids()?);
         replay.call_zero_copy(inputs, &mut |_| ())?;
-        program.stream.synchronize_device()?;
-        watch.take()
+        let mut activities = Vec::new();
+        for left in (0..TRIES).rev() {
+            program.stream.synchronize_device()?;
+            activities.extend(watch.take(if left > 0 { Flush::Complete } else { Flush::Forced })?);
+            if activities.len() >= launches {
+                break;
+            }
+        }
+        Ok::<_, Error>(activities)
     };
     for _ in 0..WARMUP {
         run()?;
     }
-    (0..rounds)
-        .map(|_| {
-            let (mut activities, ids) = (run()?, replay.ids()?);
-            // Activities may belong to other threads' graphs.
-            activities.retain(|activity| ids.contains(&activity.graph));
-            assign(activities, plan)
-        })
-        .collect()
+    (0..rounds).map(|_| assign(run()?, plan)).collect()
 }
 
 /// Assigns activities to ops, with times in nanoseconds from the first start.

@@ -31,9 +31,9 @@ pub(crate) struct WholePass {
     pub shapes: Vec<Shape>,
     /// For each node of the graph the launch that it was made for: its name and its scope.
     pub launches: Vec<[String; 2]>,
-    device: Device,
-    /// Has what the module dropped of older tensors, which the pass has read.
+    /// Has what the module dropped of older tensors, which the pass has read. Dropped before the device, whose kernels it names.
     _graphs: Vec<Arc<Mutex<CapturedGraph>>>,
+    device: Device,
 }
 
 /// Where an input of a graph lies.

@@ -10,22 +10,30 @@ use loom::thread::{self, JoinHandle};
 use crate::gate::{Capture, Gate};
 use crate::sync::set_timeouts;
 
-/// A capture. The value is held during a driver call, and says whether another thread has ended the capture.
-struct Run(Mutex<bool>);
+/// A capture.
+struct Run {
+    /// Held during a driver call. Has another thread ended the capture?
+    is_ended: Mutex<bool>,
+    calls: AtomicUsize,
+}
 
 impl Run {
     fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(false)))
+        Arc::new(Self { is_ended: Mutex::new(false), calls: AtomicUsize::new(0) })
     }
 }
 
 impl Capture for Run {
     fn is_over(&self) -> bool {
-        self.0.try_lock().is_ok_and(|is_ended| *is_ended)
+        self.is_ended.try_lock().is_ok_and(|is_ended| *is_ended)
+    }
+
+    fn calls(&self) -> usize {
+        self.calls.load(Relaxed)
     }
 
     fn end(&self) {
-        if let Ok(mut is_ended) = self.0.try_lock() {
+        if let Ok(mut is_ended) = self.is_ended.try_lock() {
             *is_ended = true;
         }
     }
@@ -47,7 +55,7 @@ impl Device {
     fn capture(&self) {
         let run = Run::new();
         self.gate.enter(run.clone());
-        let is_ended = run.0.lock().expect("no thread panics");
+        let is_ended = run.is_ended.lock().expect("no thread panics");
         if !*is_ended {
             self.captures.fetch_add(1, Relaxed);
             assert_eq!(self.waits.load(Relaxed), 0, "a thread waits for the device while another one captures");
@@ -126,5 +134,38 @@ fn a_capture_that_waits_for_a_waiting_thread_is_ended() {
         assert!(run.is_over(), "the module's next call is refused");
         device.gate.leave(&run);
         device.capture();
+    });
+}
+
+/// Each time that patience ends, the capture has made a call since the last time.
+#[test]
+fn a_capture_that_goes_on_making_calls_is_not_ended() {
+    /// A capture that makes a call whenever it is asked how many there were.
+    struct Busy(AtomicUsize);
+
+    impl Capture for Busy {
+        fn is_over(&self) -> bool {
+            false
+        }
+
+        fn calls(&self) -> usize {
+            self.0.fetch_add(1, Relaxed)
+        }
+
+        fn end(&self) {
+            panic!("it is ended in the middle of its work");
+        }
+    }
+
+    check(3, || {
+        let gate = Arc::new(Gate::default());
+        let busy = Arc::new(Busy(AtomicUsize::new(0)));
+        gate.enter(busy.clone());
+        let waits = {
+            let gate = gate.clone();
+            thread::spawn(move || gate.between_captures(|| ()))
+        };
+        gate.leave(&busy);
+        waits.join().expect("no panic");
     });
 }

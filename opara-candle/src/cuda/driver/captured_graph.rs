@@ -16,6 +16,8 @@ use crate::{Error, Result};
 /// The graph that a capture recorded. Its nodes are the templates for the graph that is built from it.
 pub(in crate::cuda) struct CapturedGraph {
     raw: sys::CUgraph,
+    /// Tensors whose frees are put off until this is dropped: before the stream, on which they are freed.
+    _held: Held,
     stream: Stream,
     /// Bytes of the uploads that memcpy nodes refer to, by host address.
     uploads: HashMap<usize, Arc<[u8]>>,
@@ -25,8 +27,6 @@ pub(in crate::cuda) struct CapturedGraph {
     library_calls: Vec<LibraryCall>,
     /// Number of tensors from before the capture that were dropped during it.
     dropped: usize,
-    /// Those whose frees are put off until this is dropped.
-    _held: Held,
 }
 
 // SAFETY: the driver only requires that calls on one graph do not overlap. `CapturedGraph` is not `Sync`, and every use

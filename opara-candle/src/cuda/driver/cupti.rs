@@ -3,6 +3,7 @@
 //! Its activity records need no permission for hardware counters. While they are enabled, launches take some
 //! microseconds longer; kernels run as before, also concurrently.
 
+use std::collections::VecDeque;
 use std::ffi::{c_char, c_void, CStr};
 use std::sync::OnceLock;
 
@@ -51,9 +52,20 @@ const CONCURRENT_KERNEL: u32 = 10;
 const OLDEST: u32 = 14;
 
 /// Size of a record buffer in 8-byte words, since CUPTI needs 8-byte alignment.
-const BUFFER_WORDS: usize = 1 << 18;
+const BUFFER_WORDS: usize = 1 << 16;
 
-static RECORDS: Mutex<Vec<Activity>> = Mutex::new(Vec::new());
+/// Buffers that wait before the oldest one is used again.
+const SPARE_BUFFERS: usize = 32;
+
+static RECORDS: Mutex<Records> = Mutex::new(Records { graphs: [0; 2], read: Vec::new(), spare: VecDeque::new() });
+
+struct Records {
+    /// The graphs whose records are read.
+    graphs: [u32; 2],
+    read: Vec<Activity>,
+    /// Addresses of buffers that CUPTI gave back. None is freed: a thread of the process may be about to complete a record in one.
+    spare: VecDeque<usize>,
+}
 
 fn cupti() -> Result<&'static Cupti> {
     static CUPTI: OnceLock<std::result::Result<Cupti, String>> = OnceLock::new();
@@ -92,10 +104,12 @@ fn load() -> std::result::Result<Cupti, String> {
 
 /// CUPTI callback: provides a buffer.
 extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usize) {
-    let words = vec![0u64; BUFFER_WORDS].into_boxed_slice();
+    let spare = &mut RECORDS.lock().spare;
+    let used = if spare.len() > SPARE_BUFFERS { spare.pop_front() } else { None };
+    let new = || Box::into_raw(vec![0u64; BUFFER_WORDS].into_boxed_slice()).cast::<u8>();
     // SAFETY: CUPTI passes three valid out-pointers; 0 means as many records as fit.
     unsafe {
-        *buffer = Box::into_raw(words).cast();
+        *buffer = used.map_or_else(new, |address| address as *mut u8);
         *bytes = BUFFER_WORDS * size_of::<u64>();
         *most = 0;
     }
@@ -103,19 +117,17 @@ extern "C" fn requested(buffer: *mut *mut u8, bytes: *mut usize, most: *mut usiz
 
 /// CUPTI callback: takes a buffer back, and reads its records.
 extern "C" fn completed(_: *mut c_void, _: u32, buffer: *mut u8, _: usize, valid: usize) {
-    // SAFETY: the buffer was allocated by `requested` with this length, and CUPTI no longer uses it.
-    let words = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(buffer.cast::<u64>(), BUFFER_WORDS)) };
     let Ok(cupti) = cupti() else { return };
     let mut record = std::ptr::null_mut();
     let mut records = RECORDS.lock();
-    // SAFETY: `valid` bytes of the buffer hold whole records, which the function iterates; the records do not move
-    // before the buffer is dropped.
+    let graphs = records.graphs;
+    // SAFETY: `valid` bytes of the buffer, which `requested` made, hold whole records. The function iterates over them.
     unsafe {
         while (cupti.next_record)(buffer, valid, &mut record) == 0 {
-            records.extend(read(record));
+            records.read.extend(read(record, graphs));
         }
     }
-    drop(words);
+    records.spare.push_back(buffer as usize);
 }
 
 /// The beginning of a record of a kernel: `CUpti_ActivityKernel6` of cupti_activity.h, which later versions continue.
@@ -200,11 +212,12 @@ struct Memset {
     graph: u32,
 }
 
-/// Reads the record of a graph node; `None` for work outside of graphs, and for records of other kinds.
+/// Reads the record of a node of one of these graphs; `None` for other work, and for records of other kinds.
 ///
 /// # Safety
-/// `record` must point at a record of CUPTI.
-unsafe fn read(record: *const u8) -> Option<Activity> {
+/// `record` must point at a record of CUPTI, and the graphs must be alive.
+unsafe fn read(record: *const u8, graphs: [u32; 2]) -> Option<Activity> {
+    let is_node = |node: u64, graph: u32| node != 0 && graphs.contains(&graph);
     // SAFETY: records of all kinds begin with the kind.
     let kind = unsafe { record.cast::<u32>().read_unaligned() };
     let (node, graph, start, end, kernel) = match kind {
@@ -212,8 +225,9 @@ unsafe fn read(record: *const u8) -> Option<Activity> {
             // SAFETY: in every version since the oldest supported one, records of this kind begin so.
             let Kernel { graph_node, graph, start, end, name, .. } =
                 unsafe { record.cast::<Kernel>().read_unaligned() };
-            // SAFETY: the name is null, or a string that CUPTI keeps alive.
-            let name = (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
+            let is_named = is_node(graph_node, graph) && !name.is_null();
+            // SAFETY: the string lives as long as the kernel's module, which the graph keeps.
+            let name = is_named.then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned());
             (graph_node, graph, start, end, name)
         }
         MEMCPY => {
@@ -228,7 +242,7 @@ unsafe fn read(record: *const u8) -> Option<Activity> {
         }
         _ => return None,
     };
-    (node != 0).then_some(Activity { graph, node, kernel, start, end })
+    is_node(node, graph).then_some(Activity { graph, node, kernel, start, end })
 }
 
 /// The ids of a graph and of its executable in CUPTI's records.
@@ -276,17 +290,34 @@ impl Watch {
         Ok(watch)
     }
 
-    /// The activity since the last call. The device must be idle.
-    pub fn take(&self) -> Result<Vec<Activity>> {
-        const FORCED: u32 = 1;
-        // SAFETY: the argument is no pointer, and the callbacks stay registered.
-        status("cuptiActivityFlushAll", unsafe { (cupti()?.flush_all)(FORCED) })?;
-        Ok(std::mem::take(&mut *RECORDS.lock()))
+    /// Records the activity of these graphs from now on.
+    pub fn follow(&self, graphs: [u32; 2]) {
+        let mut records = RECORDS.lock();
+        records.graphs = graphs;
+        records.read.clear();
     }
+
+    /// The activity since the last call, as far as its records are complete: all of it if the device was idle for a moment since. `Flush`
+    /// says what becomes of buffers that other threads are writing.
+    pub fn take(&self, flush: Flush) -> Result<Vec<Activity>> {
+        // SAFETY: the argument is no pointer, and the callbacks stay registered.
+        status("cuptiActivityFlushAll", unsafe { (cupti()?.flush_all)(flush as u32) })?;
+        Ok(std::mem::take(&mut RECORDS.lock().read))
+    }
+}
+
+/// The buffers that CUPTI gives back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cuda) enum Flush {
+    /// Those whose records are complete.
+    Complete = 0,
+    /// All.
+    Forced = 1,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
+        self.follow([0; 2]);
         if let Ok(cupti) = cupti() {
             for kind in KINDS {
                 // SAFETY: the argument is a valid activity kind; disabling one that is not enabled does nothing.
@@ -333,17 +364,20 @@ mod tests {
         let memcpy = Memcpy { kind: 1, start: 5, end: 9, graph_node: 7, graph: 3, ..memcpy };
         let memset = Memset { kind: 2, start: 5, end: 9, graph_node: 7, graph: 3, ..memset };
         let (unnamed, outside) = (Kernel { name: std::ptr::null(), ..kernel }, Kernel { graph_node: 0, ..kernel });
-        let other = Memset { kind: 3, ..memset };
+        let (other, of_another) =
+            (Memset { kind: 3, ..memset }, Kernel { graph: 4, name: std::ptr::dangling(), ..kernel });
         let without_name = Activity { graph: 3, node: 7, kernel: None, start: 5, end: 9 };
         // SAFETY: each is a record of its kind.
         unsafe {
             let named = Activity { kernel: Some("add".into()), ..without_name.clone() };
-            assert_eq!(read((&raw const kernel).cast()), Some(named));
-            assert_eq!(read((&raw const unnamed).cast()).as_ref(), Some(&without_name));
-            assert_eq!(read((&raw const memcpy).cast()).as_ref(), Some(&without_name));
-            assert_eq!(read((&raw const memset).cast()).as_ref(), Some(&without_name));
-            assert_eq!(read((&raw const outside).cast()), None);
-            assert_eq!(read((&raw const other).cast()), None);
+            let graphs = [3, 9];
+            assert_eq!(read((&raw const kernel).cast(), graphs), Some(named));
+            assert_eq!(read((&raw const unnamed).cast(), graphs).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const memcpy).cast(), graphs).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const memset).cast(), graphs).as_ref(), Some(&without_name));
+            assert_eq!(read((&raw const outside).cast(), graphs), None);
+            assert_eq!(read((&raw const other).cast(), graphs), None);
+            assert_eq!(read((&raw const of_another).cast(), graphs), None, "its name may be gone");
         }
     }
 }

@@ -51,7 +51,8 @@ impl<T: Word> Download<T> {
         if start < end {
             store(device, &elements.slice(start..end), &mut self.host)?;
         }
-        self.stream.record(&self.arrived)
+        // Without the event, nobody could wait for the kernel that writes here.
+        self.stream.record(&self.arrived).or_else(|error| self.stream.wait_for_all().and(Err(error)))
     }
 
     /// Waits for the copy, and returns the first `elements` elements.

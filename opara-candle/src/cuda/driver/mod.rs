@@ -37,7 +37,7 @@ pub(super) use allocation::AllocationTable;
 pub(super) use arguments::Arguments;
 pub(super) use capture::Broken;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
-pub(super) use cupti::{Activity, Watch};
+pub(super) use cupti::{Activity, Flush, Watch};
 pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(crate) use handover::Handover;
