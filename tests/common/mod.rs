@@ -7,6 +7,7 @@ pub mod decoder;
 #[path = "../../opara-candle/src/test_device.rs"]
 mod device;
 mod modules;
+pub mod precision;
 pub mod training;
 pub mod writing;
 

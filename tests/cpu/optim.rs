@@ -4,6 +4,9 @@ use candle::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::{AdamW, CheckpointError, ParamsSGD, Schedule, SGD};
 
+use crate::common::precision::{
+    assert_averages_follow, assert_losses_are_scaled, assert_mixed_precision, assert_steps_take_several_batches,
+};
 use crate::common::training::{
     assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
     Net, FLOATS,
@@ -22,6 +25,43 @@ fn many_variables_are_candles() -> Result<()> {
 #[test]
 fn optimizers_follow_their_formulas() -> Result<()> {
     assert_optimizers_follow_their_formulas(&Device::Cpu)
+}
+
+#[test]
+fn steps_take_several_batches() -> Result<()> {
+    assert_steps_take_several_batches(&Device::Cpu)
+}
+
+#[test]
+fn averages_follow() -> Result<()> {
+    assert_averages_follow(&Device::Cpu)
+}
+
+#[test]
+fn mixed_precision_has_weights_of_32_bits() -> Result<()> {
+    assert_mixed_precision(&Device::Cpu)
+}
+
+#[test]
+fn losses_are_scaled() -> Result<()> {
+    assert_losses_are_scaled(&Device::Cpu)
+}
+
+/// An average of 16 bits would stay, and a variable that a later batch does not reach has its sum all the same.
+#[test]
+fn parts_of_a_step_are_refused_or_kept() -> Result<()> {
+    let half = Var::from_tensor(&Tensor::new(&[half::bf16::ONE], &Device::Cpu)?)?;
+    let error = SGD::new_lr(vec![half], 0.1)?.average(0.9).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("`0` would stay: BF16"), "{error}");
+    let (x, other) = (variable(&[1.])?, variable(&[1.])?);
+    let mut sgd = SGD::new_lr(vec![x.clone(), other.clone()], 1.)?.accumulate(2)?;
+    step(&mut sgd, &x, &[1.])?;
+    step(&mut sgd, &other, &[0.5])?;
+    assert_eq!((x.to_vec1::<f64>()?, other.to_vec1::<f64>()?), (vec![0.5], vec![0.75]));
+    step(&mut sgd, &x, &[f64::INFINITY])?;
+    step(&mut sgd, &x, &[1.])?;
+    assert_eq!(other.to_vec1::<f64>()?, [0.75], "the sum began anew");
+    Ok(())
 }
 
 fn variable(values: &[f64]) -> Result<Var> {
@@ -73,16 +113,23 @@ fn rates_follow_their_schedules() -> Result<()> {
 }
 
 #[test]
-fn decay_and_rates_go_by_names() -> Result<()> {
+fn decay_rates_and_freezing_go_by_names() -> Result<()> {
     let named = |name: &str| Ok((name.to_string(), variable(&[1.])?));
-    let all: Vec<(String, Var)> = ["a.weight", "a.bias", "b.weight"].into_iter().map(named).collect::<Result<_>>()?;
-    let sgd = SGD::of_named(all.clone(), ParamsSGD { weight_decay: 0.5, ..ParamsSGD::from(1.) })?
-        .no_decay(|name| name.ends_with("bias"))?
-        .scale_rates(|name| if name.starts_with("b.") { 0.1 } else { 1. })?;
+    let names = ["a.weight", "a.bias", "b.weight", "c.0.bias", "c.1.bias"];
+    let all: Vec<(String, Var)> = names.into_iter().map(named).collect::<Result<_>>()?;
+    let sgd = || SGD::of_named(all.clone(), ParamsSGD { weight_decay: 0.5, ..ParamsSGD::from(1.) });
+    let sgd_of_names =
+        sgd()?.no_decay("*.bias")?.scale_rates(|name: &str| name.starts_with("b."), 0.1)?.freeze("c.[0-9].*")?;
+    let left: Vec<_> = sgd_of_names.variables().map(|(name, _)| name.to_string()).collect();
+    assert_eq!(left, ["a.weight", "a.bias", "b.weight"]);
     let sum = all.iter().try_fold(Tensor::new(0f64, &Device::Cpu)?, |sum, (_, x)| sum + x.as_tensor().sum_all()?)?;
-    sgd.update(&sum.backward()?)?;
+    sgd_of_names.update(&sum.backward()?)?;
     let values: Vec<_> = all.iter().map(|(_, x)| x.to_vec1::<f64>().map(|x| x[0])).collect::<Result<_>>()?;
-    assert_eq!(values, [-0.5, 0., 1. - 0.15000000000000002]);
+    assert_eq!(values, [-0.5, 0., 1. - 0.15000000000000002, 1., 1.]);
+    for (pattern, reason) in [("d.*", "no variable's name is like `d.*`; there are a.weight"), ("[", "invalid range")] {
+        let error = sgd()?.freeze(pattern).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(reason), "{pattern}: {error}");
+    }
     Ok(())
 }
 
@@ -117,29 +164,34 @@ fn trained(net: &Net, optimizer: &mut AdamW, steps: std::ops::Range<usize>) -> R
 
 fn adam(net: &Net) -> Result<AdamW> {
     let named = net.weights.iter().enumerate().map(|(at, weight)| (format!("w.{at}"), weight.clone()));
-    AdamW::of_named(named.collect(), ParamsAdamW { lr: 0.02, ..Default::default() })?
+    let adam = AdamW::of_named(named.collect(), ParamsAdamW { lr: 0.02, ..Default::default() })?
         .clip_norm(0.5)?
-        .schedule(Schedule::Linear { warm_up: 3, steps: 20, remains: 0. })
+        .accumulate(2)?
+        .schedule(Schedule::Linear { warm_up: 3, steps: 20, remains: 0. })?;
+    match net.weights[0].dtype() {
+        DType::F32 | DType::F64 => adam.average(0.9),
+        _ => Ok(adam),
+    }
 }
 
-/// Ten steps are six, a checkpoint, and four of another optimizer of other weights, bit for bit.
+/// Ten batches are seven, a checkpoint in the middle of a step, and three of another optimizer of other weights, bit for bit.
 #[test]
 fn training_goes_on_from_a_checkpoint() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let path = folder.path().join("six.safetensors");
+    let path = folder.path().join("seven.safetensors");
     for dtype in FLOATS {
         let (whole, first, second) = (net(dtype)?, net(dtype)?, net(dtype)?);
         trained(&whole, &mut adam(&whole)?, 0..10)?;
-        let mut six = adam(&first)?;
-        trained(&first, &mut six, 0..6)?;
-        six.save(&path)?;
-        let mut four = adam(&second)?;
-        trained(&second, &mut four, 50..53)?;
-        four.load(&path)?;
+        let mut seven = adam(&first)?;
+        trained(&first, &mut seven, 0..7)?;
+        seven.save(&path)?;
+        let mut three = adam(&second)?;
+        trained(&second, &mut three, 50..54)?;
+        three.load(&path)?;
         second.assert_same(&first, "after loading")?;
-        trained(&second, &mut four, 6..10)?;
-        second.assert_same(&whole, format_args!("{dtype:?}, after ten steps"))?;
-        assert_eq!(four.steps()? + four.skipped()?, 10, "{dtype:?}");
+        trained(&second, &mut three, 7..10)?;
+        second.assert_same(&whole, format_args!("{dtype:?}, after ten batches"))?;
+        assert_eq!(three.steps()? + three.skipped()?, 5, "{dtype:?}");
     }
     assert_eq!(folder.path().read_dir()?.count(), 1, "nothing else is left");
     Ok(())
@@ -173,7 +225,7 @@ fn checkpoints_that_do_not_fit_change_nothing() -> anyhow::Result<()> {
     let at = |name: &str| folder.path().join(name);
     let (net, other) = (net(DType::F32)?, Net::new(DType::F64, &Device::Cpu)?);
     let mut optimizer = adam(&net)?;
-    trained(&net, &mut optimizer, 0..3)?;
+    trained(&net, &mut optimizer, 0..6)?;
     optimizer.save(at("whole"))?;
     let bytes = std::fs::read(at("whole"))?;
     std::fs::write(at("cut"), &bytes[..bytes.len() - 5])?;

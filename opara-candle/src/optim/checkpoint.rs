@@ -1,7 +1,7 @@
 //! An optimizer's checkpoint: one file of safetensors with variables, moments and numbers.
 //!
 //! Variables have their own names, so that `VarMap::load` reads the file, too. The moments of `x` are `opara.moments.x`, one row for each
-//! kind, and the numbers of the step are `opara.control`. The file's metadata names format and optimizer.
+//! kind, `opara.sums.x` sums of gradients, `opara.averages.x` averages of values, and the numbers of the step are `opara.control`. The file's metadata names format and optimizer.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -12,13 +12,15 @@ use safetensors::SafeTensors;
 use thiserror::Error;
 
 /// The format of this library's files.
-const FORMAT: &str = "opara-training-1";
+const FORMAT: &str = "opara-training-2";
 /// Keys of the metadata.
 const FORMAT_KEY: &str = "opara.format";
 const OPTIMIZER_KEY: &str = "opara.optimizer";
 /// Names of tensors.
 pub(super) const CONTROL: &str = "opara.control";
 pub(super) const MOMENTS: &str = "opara.moments.";
+pub(super) const SUMS: &str = "opara.sums.";
+pub(super) const AVERAGES: &str = "opara.averages.";
 
 /// Why a checkpoint was not written, or not read. Variables and optimizer are as they were.
 #[derive(Debug, Error)]

@@ -4,10 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle::backprop::GradStore;
-use candle::{bail, Tensor, Var};
+use candle::{bail, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 
 use super::checkpoint::CheckpointError;
+use super::loss_scale::LossScale;
+use super::mixed_precision::MixedPrecision;
+use super::names::Names;
 use super::params::{Params, ParamsAdam, ParamsLion, ParamsSGD};
 use super::state::State;
 use super::Schedule;
@@ -62,7 +65,7 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// A clone of the optimizer, or no memory.
     pub fn clip_norm(mut self, most: f64) -> candle::Result<Self> {
-        self.own()?.clip_norm(most)?;
+        self.own()?.compute_norm(|control| control[place::MAX_NORM] = most)?;
         Ok(self)
     }
 
@@ -75,26 +78,80 @@ impl<P: Params> Fused<P> {
         Ok(self)
     }
 
-    /// Takes the decay from variables with these names.
+    /// Has a step go by the mean gradient of so many batches: all calls but the last of as many add gradients up. The count of batches lies on
+    /// the device, so that a captured step knows it, too.
     ///
     /// # Errors
-    /// A clone of the optimizer.
-    pub fn no_decay(mut self, is_without: impl Fn(&str) -> bool) -> candle::Result<Self> {
-        self.own()?.for_each(|name, update| {
-            if is_without(name) {
-                update.decay = 0.;
-            }
-        });
+    /// A clone of the optimizer, or no memory.
+    pub fn accumulate(mut self, batches: usize) -> candle::Result<Self> {
+        self.own()?.accumulate(batches)?;
         Ok(self)
     }
 
-    /// Multiplies the learning rate of each variable with a number for its name.
+    /// Keeps exponential moving averages of the variables, which keep the part `kept` of themselves at a step.
     ///
     /// # Errors
-    /// A clone of the optimizer.
-    pub fn scale_rates(mut self, scale: impl Fn(&str) -> f64) -> candle::Result<Self> {
-        self.own()?.for_each(|name, update| update.rate *= scale(name));
+    /// A clone of the optimizer, no memory, or a variable of 16 bits, whose average would not move.
+    pub fn average(mut self, kept: f64) -> candle::Result<Self> {
+        self.own()?.average(kept)?;
         Ok(self)
+    }
+
+    /// Rounds values to the working copies of a model that computes in 16 bits.
+    ///
+    /// # Errors
+    /// A clone of the optimizer, or a failed launch.
+    pub fn mixed(mut self, copies: &MixedPrecision) -> candle::Result<Self> {
+        self.own()?.copy_to(copies)?;
+        Ok(self)
+    }
+
+    /// Multiplies losses with a factor that follows from the gradients, for a model that computes in f16.
+    ///
+    /// # Errors
+    /// A clone of the optimizer, or no memory.
+    pub fn scale_loss(mut self, scale: LossScale) -> candle::Result<Self> {
+        self.own()?.scale_loss(&scale)?;
+        Ok(self)
+    }
+
+    /// Leaves variables with these names out: they stay as they are, and no step computes their gradients in vain. In exact numerics on a
+    /// CPU candle computes those.
+    ///
+    /// # Errors
+    /// A clone of the optimizer, or a pattern that chooses nothing.
+    pub fn freeze(mut self, names: impl Names) -> candle::Result<Self> {
+        self.own()?.freeze(names)?;
+        Ok(self)
+    }
+
+    /// Takes the decay from variables with these names.
+    ///
+    /// # Errors
+    /// A clone of the optimizer, or a pattern that chooses nothing.
+    pub fn no_decay(mut self, names: impl Names) -> candle::Result<Self> {
+        self.own()?.for_each(names, |update| update.decay = 0.)?;
+        Ok(self)
+    }
+
+    /// Multiplies the learning rate of variables with these names.
+    ///
+    /// # Errors
+    /// A clone of the optimizer, or a pattern that chooses nothing.
+    pub fn scale_rates(mut self, names: impl Names, factor: f64) -> candle::Result<Self> {
+        self.own()?.for_each(names, |update| update.rate *= factor)?;
+        Ok(self)
+    }
+
+    /// A loss by the factor of [`scale_loss`](Self::scale_loss). [`update`](Self::update) takes the factor out of its gradients.
+    ///
+    /// # Errors
+    /// A failed launch.
+    pub fn scaled(&self, loss: &Tensor) -> candle::Result<Tensor> {
+        match self.state.scale()? {
+            Some(scale) => loss.to_dtype(DType::F32)? * scale.reshape(loss.shape())?,
+            None => Ok(loss.clone()),
+        }
     }
 
     /// Updates the variables that have a gradient, as [`Optimizer::step`] does.
@@ -107,7 +164,7 @@ impl<P: Params> Fused<P> {
 
     /// The variables by name.
     pub fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.state.variables()
+        self.state.slots().iter().map(|slot| (&slot.name[..], &slot.variable))
     }
 
     /// Its settings.
@@ -128,7 +185,20 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// None.
     pub fn step_number(&self) -> candle::Result<Tensor> {
-        self.state.step_number()
+        self.state.number(place::STEPS)
+    }
+
+    /// The averages of [`average`](Self::average) by name, where they lie.
+    pub fn averages(&self) -> impl Iterator<Item = (&str, &Tensor)> {
+        self.state.slots().iter().filter_map(|slot| Some((&slot.name[..], slot.average.as_ref()?)))
+    }
+
+    /// Exchanges the variables and their averages, for evaluation. The second call exchanges them back.
+    ///
+    /// # Errors
+    /// No averages, and failed launches.
+    pub fn swap_averages(&self) -> candle::Result<()> {
+        self.state.swap_averages()
     }
 
     /// Steps that were left out, since the norm of their gradients was not finite. Waits for the device.
@@ -137,6 +207,14 @@ impl<P: Params> Fused<P> {
     /// A failed transfer.
     pub fn skipped(&self) -> candle::Result<u64> {
         Ok(self.state.control()?[place::SKIPPED] as u64)
+    }
+
+    /// What losses are multiplied with; 1 without [`scale_loss`](Self::scale_loss). Waits for the device.
+    ///
+    /// # Errors
+    /// A failed transfer.
+    pub fn loss_scale(&self) -> candle::Result<f64> {
+        Ok(self.state.control()?[place::SCALE])
     }
 
     /// The norm of all gradients at the latest step, if it is [limited](Self::clip_norm). Waits for the device.
@@ -223,6 +301,10 @@ impl<P: Params> Optimizer for Fused<P> {
     fn new(variables: Vec<Var>, params: P) -> candle::Result<Self> {
         let numbered = variables.into_iter().enumerate().map(|(at, variable)| (at.to_string(), variable));
         Self::of_named(numbered.collect(), params)
+    }
+
+    fn backward_step(&mut self, loss: &Tensor) -> candle::Result<()> {
+        self.update(&self.scaled(loss)?.backward()?)
     }
 
     fn step(&mut self, gradients: &GradStore) -> candle::Result<()> {

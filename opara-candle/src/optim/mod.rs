@@ -10,7 +10,7 @@
 //! let mut optimizer = AdamW::of(&weights, candle_nn::ParamsAdamW { lr: 0.05, ..Default::default() })?
 //!     .clip_norm(1.)?
 //!     .schedule(Schedule::Cosine { warm_up: 5, steps: 60, remains: 0.1 })?
-//!     .no_decay(|name| name.ends_with("bias"))?;
+//!     .no_decay("*bias")?;
 //! let x = Tensor::new(&[[0f32, 1., 2., 3.], [1., -1., 1., -1.]], &Cpu)?;
 //! let y = Tensor::new(&[[1f32], [2.]], &Cpu)?;
 //! let loss = || candle_nn::loss::mse(&layer.forward(&x)?, &y);
@@ -26,13 +26,20 @@
 mod checkpoint;
 mod fused;
 mod gradients;
+mod loss_scale;
+mod mixed_precision;
+mod names;
 mod params;
 mod schedule;
+mod slot;
 mod state;
 
 pub use self::checkpoint::CheckpointError;
 pub use self::fused::{Adam, AdamW, Fused, Lion, SGD};
 pub use self::gradients::check_gradients;
+pub use self::loss_scale::LossScale;
+pub use self::mixed_precision::MixedPrecision;
+pub use self::names::Names;
 pub use self::params::{Params, ParamsAdam, ParamsLion, ParamsSGD};
 pub use self::schedule::Schedule;
 pub use crate::error::UnreachedError;

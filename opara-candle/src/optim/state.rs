@@ -2,49 +2,19 @@
 
 use std::path::Path;
 
-use candle::backend::BackendStorage;
 use candle::backprop::GradStore;
-use candle::op::BackpropOp;
-use candle::{bail, DType, Device, Layout, Result, Shape, Storage, Tensor, Var};
+use candle::{bail, DType, Device, Result, Shape, Tensor, Var};
 use parking_lot::Mutex;
 
 use super::checkpoint::{self, CheckpointError};
+use super::loss_scale::LossScale;
+use super::mixed_precision::MixedPrecision;
+use super::names::Names;
+use super::slot::Slot;
 use super::Schedule;
 use crate::ops;
 use crate::ops::optimizer::rule::{place, Rule, CONTROL};
-use crate::ops::optimizer::{square_sums, sums_of, tick, update, Update, Updated};
-
-/// A variable, and how it is updated.
-struct Slot {
-    name: String,
-    variable: Var,
-    update: Update,
-}
-
-impl Slot {
-    /// A row for each kind.
-    fn shape_of_moments(&self, rule: Rule) -> Shape {
-        let dims = [&[rule.moments()], self.variable.dims()].concat();
-        dims.into()
-    }
-
-    /// A copy of its moments.
-    fn moments(&self, rule: Rule) -> Result<Tensor> {
-        let (moments, shape) = (self.update.moments.lock(), self.shape_of_moments(rule));
-        let storage = moments.try_clone(&Layout::contiguous(&shape))?;
-        Ok(Tensor::from_storage(storage, shape, BackpropOp::none(), false))
-    }
-
-    /// Overwrites its moments, where they lie: a captured step knows their addresses.
-    fn put_moments(&self, from: &Tensor) -> Result<()> {
-        let (from, layout) = from.storage_and_layout();
-        match (&*from, &mut *self.update.moments.lock()) {
-            (Storage::Cpu(from), Storage::Cpu(to)) => from.copy_strided_src(to, 0, layout),
-            (Storage::Cuda(from), Storage::Cuda(to)) => from.copy_strided_src(to, 0, layout),
-            _ => bail!("the optimizer's numbers are on another device"),
-        }
-    }
-}
+use crate::ops::optimizer::{blend, round, square_sums, sums_of, tick, update, Blend, Update, Updated};
 
 /// What a step reads and writes, apart from gradients.
 pub(super) struct State {
@@ -52,8 +22,11 @@ pub(super) struct State {
     slots: Vec<Slot>,
     /// [`CONTROL`] numbers.
     control: Tensor,
-    /// Room for the sums of squares of all gradients, if their norm is limited.
+    /// Room for the sums of squares of all gradients, if their norm is computed.
     sums: Option<Tensor>,
+    is_scaled: bool,
+    /// The part of averages that stays at a step.
+    kept: f64,
     /// The learning rate that is set.
     rate: Mutex<f64>,
     /// The first failed write of a learning rate, which the next step tells.
@@ -65,24 +38,26 @@ impl State {
     pub fn new(variables: Vec<(String, Var)>, rule: Rule, rate: f64, decay: f64) -> Result<Self> {
         let floats: Vec<_> = variables.into_iter().filter(|(_, variable)| variable.dtype().is_float()).collect();
         let device = floats.first().map_or(Device::Cpu, |(_, variable)| variable.device().clone());
-        let slot = |(name, variable): (String, Var)| {
-            if !variable.device().same_device(&device) {
-                bail!("`{name}` is on another device than the optimizer's first variable")
-            }
-            if !variable.is_contiguous() {
-                bail!("`{name}` is not contiguous: an optimizer writes it in place")
-            }
-            let shape = Shape::from(rule.moments() * variable.elem_count());
-            let moments = Mutex::new(zeros(&shape, variable.dtype(), &device)?);
-            Ok(Slot { name, variable, update: Update { decay, rate: 1., moments } })
-        };
-        let slots = floats.into_iter().map(slot).collect::<Result<Vec<_>>>()?;
+        if let Some((name, _)) = floats.iter().find(|(_, variable)| !variable.device().same_device(&device)) {
+            bail!("`{name}` is on another device than the optimizer's first variable")
+        }
+        let slots = floats.into_iter().map(|of| Slot::new(of, rule, decay)).collect::<Result<Vec<_>>>()?;
         let mut control = [0.; CONTROL];
         let [beta1, beta2] = rule.betas();
         (control[place::BETA1], control[place::BETA2], control[place::BASE]) = (beta1, beta2, rate);
+        (control[place::BATCHES], control[place::SCALE]) = (1., 1.);
         Schedule::Constant { warm_up: 0 }.write(&mut control);
         let control = Tensor::new(&control, &device)?;
-        Ok(Self { rule, slots, control, sums: None, rate: Mutex::new(rate), failed: Mutex::new(None) })
+        Ok(Self {
+            rule,
+            slots,
+            control,
+            sums: None,
+            is_scaled: false,
+            kept: 0.,
+            rate: Mutex::new(rate),
+            failed: Mutex::new(None),
+        })
     }
 
     /// Changes the numbers in the control block.
@@ -97,9 +72,14 @@ impl State {
         self.control.to_vec1()
     }
 
-    /// The number of steps that were taken, where it lies.
-    pub fn step_number(&self) -> Result<Tensor> {
-        self.control.narrow(0, place::STEPS, 1)
+    /// One number of the control block, where it lies.
+    pub fn number(&self, place: usize) -> Result<Tensor> {
+        self.control.narrow(0, place, 1)
+    }
+
+    /// What losses are multiplied with, one number of f32, if that is anything.
+    pub fn scale(&self) -> Result<Option<Tensor>> {
+        self.is_scaled.then(|| self.number(place::SCALE)?.to_dtype(DType::F32)).transpose()
     }
 
     /// Sets the learning rate, in the order of the device's work: later steps have it, captured ones, too.
@@ -117,29 +97,85 @@ impl State {
         *self.rate.lock()
     }
 
-    /// Limits the norm of all gradients.
-    pub fn clip_norm(&mut self, most: f64) -> Result<()> {
+    /// Has the norm of all gradients computed, and sets numbers of the control block.
+    pub fn compute_norm(&mut self, change: impl FnOnce(&mut [f64])) -> Result<()> {
         let count = self.slots.iter().map(|slot| sums_of(slot.variable.elem_count())).sum::<usize>();
         self.sums = Some(Tensor::zeros(count, DType::F64, self.control.device())?);
-        self.set(|control| control[place::MAX_NORM] = most)
+        self.set(change)
     }
 
-    /// Changes decay and rate of the variables by their names.
-    pub fn for_each(&mut self, change: impl Fn(&str, &mut Update)) {
-        self.slots.iter_mut().for_each(|slot| change(&slot.name, &mut slot.update));
+    /// Multiplies losses.
+    pub fn scale_loss(&mut self, scale: &LossScale) -> Result<()> {
+        self.is_scaled = true;
+        self.compute_norm(|control| scale.write(control))
     }
 
-    /// The variables by name.
-    pub fn variables(&self) -> impl Iterator<Item = (&str, &Var)> {
-        self.slots.iter().map(|slot| (&slot.name[..], &slot.variable))
+    /// Has a step go by the gradients of so many batches.
+    pub fn accumulate(&mut self, batches: usize) -> Result<()> {
+        for slot in self.slots.iter_mut() {
+            slot.sum = if batches > 1 { Some(slot.variable.as_detached_tensor().zeros_like()?) } else { None };
+        }
+        self.set(|control| control[place::BATCHES] = batches.max(1) as f64)
     }
 
-    /// Copies of all that a step writes, by the names of a checkpoint: the control block, then values and moments.
+    /// Keeps averages of values.
+    pub fn average(&mut self, kept: f64) -> Result<()> {
+        for slot in self.slots.iter_mut() {
+            if !matches!(slot.variable.dtype(), DType::F32 | DType::F64) {
+                bail!("an average of `{}` would stay: {:?} rounds it to itself", slot.name, slot.variable.dtype())
+            }
+            slot.average = Some(slot.variable.as_detached_tensor().copy()?);
+        }
+        self.kept = kept;
+        Ok(())
+    }
+
+    /// Keeps copies of 16 bits up to date.
+    pub fn copy_to(&mut self, copies: &MixedPrecision) -> Result<()> {
+        self.slots.iter_mut().for_each(|slot| slot.copy = copies.of(&slot.name));
+        copies.refresh()
+    }
+
+    /// Leaves variables out.
+    pub fn freeze(&mut self, names: impl Names) -> Result<()> {
+        let mut is_frozen = self.chosen(names)?.into_iter();
+        self.slots.retain(|_| is_frozen.next() != Some(true));
+        Ok(())
+    }
+
+    /// Changes decay and rate of variables.
+    pub fn for_each(&mut self, names: impl Names, change: impl Fn(&mut Update)) -> Result<()> {
+        let chosen = self.chosen(names)?;
+        let chosen = self.slots.iter_mut().zip(chosen).filter(|(_, is_chosen)| *is_chosen);
+        chosen.for_each(|(slot, _)| change(&mut slot.update));
+        Ok(())
+    }
+
+    fn chosen(&self, names: impl Names) -> Result<Vec<bool>> {
+        names.choose(&self.slots.iter().map(|slot| &slot.name[..]).collect::<Vec<_>>())
+    }
+
+    /// The variables by name, and their slots.
+    pub fn slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Exchanges values and averages.
+    pub fn swap_averages(&self) -> Result<()> {
+        for slot in &self.slots {
+            let Some(average) = &slot.average else { bail!("no averages are kept") };
+            let (value, kept) = (slot.variable.as_detached_tensor(), average.copy()?);
+            ops::assign(average, &value)?;
+            ops::assign(&value, &kept)?;
+        }
+        self.round()
+    }
+
+    /// Copies of all that a step writes, by the names of a checkpoint: the control block, then what each variable has.
     pub fn snapshot(&self) -> Result<Vec<(String, Tensor)>> {
         let mut all = vec![(checkpoint::CONTROL.to_string(), self.control.copy()?)];
         for slot in &self.slots {
-            all.push((slot.name.clone(), slot.variable.copy()?));
-            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.moments(self.rule)?));
+            all.extend(slot.snapshot(self.rule)?);
         }
         Ok(all)
     }
@@ -147,23 +183,15 @@ impl State {
     /// Puts back what [`snapshot`](Self::snapshot) gave, where it was: a captured step knows the addresses.
     pub fn restore(&self, snapshot: &[(String, Tensor)]) -> Result<()> {
         let [(_, control), rest @ ..] = snapshot else { bail!("a snapshot of another optimizer") };
-        let (pairs, []) = rest.as_chunks::<2>() else { bail!("a snapshot of another optimizer") };
-        for (slot, [(_, value), (_, moments)]) in self.slots.iter().zip(pairs) {
-            ops::assign(&slot.variable, value)?;
-            slot.put_moments(moments)?;
-        }
+        self.slots.iter().try_fold(rest, |rest, slot| slot.restore(rest))?;
+        self.round()?;
         ops::assign(&self.control, control)
     }
 
     /// Names, shapes and dtypes of a snapshot.
     fn shapes(&self) -> Vec<(String, Shape, DType)> {
-        let mut all = vec![(checkpoint::CONTROL.to_string(), self.control.shape().clone(), self.control.dtype())];
-        for slot in &self.slots {
-            let dtype = slot.variable.dtype();
-            all.push((slot.name.clone(), slot.variable.shape().clone(), dtype));
-            all.push((format!("{}{}", checkpoint::MOMENTS, slot.name), slot.shape_of_moments(self.rule), dtype));
-        }
-        all
+        let control = (checkpoint::CONTROL.to_string(), self.control.shape().clone(), self.control.dtype());
+        [control].into_iter().chain(self.slots.iter().flat_map(|slot| slot.shapes(self.rule))).collect()
     }
 
     /// Writes a snapshot to a file. `optimizer` says what it is of.
@@ -186,9 +214,14 @@ impl State {
         if let Some(error) = self.failed.lock().take() {
             return Err(error);
         }
-        let reached = self.slots.iter().filter_map(|slot| Some((slot, gradients.get(&slot.variable)?)));
-        let (slots, gradients): (Vec<_>, Vec<_>) = reached.unzip();
-        let gradients = gradients.into_iter().map(Tensor::contiguous).collect::<Result<Vec<_>>>()?;
+        let (mut slots, mut gradients_of) = (Vec::new(), Vec::new());
+        for slot in &self.slots {
+            if let Some(gradient) = slot.gradient(gradients)? {
+                slots.push(slot);
+                gradients_of.push(gradient);
+            }
+        }
+        let gradients = self.summed(&slots, gradients_of)?;
         let count = gradients.iter().map(|gradient| sums_of(gradient.elem_count())).sum();
         let sums = match &self.sums {
             Some(sums) if count > 0 => Some(sums.narrow(0, 0, count)?),
@@ -200,13 +233,25 @@ impl State {
         tick(&self.control, sums.as_ref())?;
         let pairs = slots.iter().zip(&gradients);
         let all = pairs.map(|(slot, gradient)| Updated { by: &slot.update, value: &slot.variable, gradient });
-        update(self.rule, &all.collect::<Vec<_>>(), &self.control)
+        update(self.rule, &all.collect::<Vec<_>>(), &self.control)?;
+        let averages = self.slots.iter().filter_map(|slot| Some((slot.average.as_ref()?, slot.variable.as_tensor())));
+        blend(Blend::Average(self.kept), &averages.collect::<Vec<_>>(), &self.control)?;
+        self.round()
     }
-}
 
-/// Zeros in memory that nobody else has.
-fn zeros(shape: &Shape, dtype: DType, device: &Device) -> Result<Storage> {
-    let zeros = Tensor::zeros(shape, dtype, device)?;
-    let (storage, layout) = zeros.storage_and_layout();
-    storage.try_clone(layout)
+    /// The sums of gradients over the batches of a step, if there are several.
+    fn summed(&self, slots: &[&Slot], gradients: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let sums: Vec<_> = slots.iter().filter_map(|slot| slot.sum.clone()).collect();
+        if sums.is_empty() {
+            return Ok(gradients);
+        }
+        blend(Blend::Sum, &sums.iter().zip(&gradients).collect::<Vec<_>>(), &self.control)?;
+        Ok(sums)
+    }
+
+    /// Writes the copies of 16 bits.
+    fn round(&self) -> Result<()> {
+        let pairs = self.slots.iter().filter_map(|slot| Some((slot.copy.as_ref()?, slot.variable.as_tensor())));
+        round(&pairs.collect::<Vec<_>>())
+    }
 }

@@ -92,7 +92,7 @@ impl Builder {
         let step: Function = Arc::new(move |batch| {
             let mut outputs = loss(batch)?;
             let Some(loss) = outputs.first() else { candle::bail!("a step gives its loss first, not nothing") };
-            own.update(&loss.backward()?)?;
+            own.update(&own.scaled(loss)?.backward()?)?;
             outputs.iter_mut().for_each(|output| *output = output.detach());
             Ok(outputs)
         });

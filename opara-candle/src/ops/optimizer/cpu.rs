@@ -2,20 +2,38 @@
 
 use candle::{bail, CpuStorage, Result, WithDType};
 
-use super::rule::{place, Rule, Update};
+use super::rule::{place, Blend, Rule, Update};
 
 /// Goes one step on: counts it, and computes its numbers from the sums of squares of the gradients.
 pub(super) fn tick(control: &mut [f64], sums: &[f64]) {
     use place::*;
-    let norm = sums.iter().sum::<f64>().sqrt();
-    control[NORM] = norm;
-    let is_skipped = control[MAX_NORM] > 0. && !norm.is_finite();
-    control[IS_SKIPPED] = f64::from(u8::from(is_skipped));
-    if is_skipped {
-        control[SKIPPED] += 1.;
+    control[IS_SKIPPED] = 1.;
+    control[TAKEN] += 1.;
+    if control[TAKEN] < control[BATCHES] {
         return;
     }
-    control[FACTOR] = if control[MAX_NORM] > 0. && norm > control[MAX_NORM] { control[MAX_NORM] / norm } else { 1. };
+    control[TAKEN] = 0.;
+    let parts = control[BATCHES] * control[SCALE];
+    let norm = sums.iter().sum::<f64>().sqrt() / parts;
+    control[NORM] = norm;
+    if (control[MAX_NORM] > 0. || control[GROWTH] > 0.) && !norm.is_finite() {
+        control[SKIPPED] += 1.;
+        if control[GROWTH] > 0. {
+            control[SCALE] /= 2.;
+            control[GOOD] = 0.;
+        }
+        return;
+    }
+    control[IS_SKIPPED] = 0.;
+    let is_long = control[MAX_NORM] > 0. && norm > control[MAX_NORM];
+    control[FACTOR] = if is_long { control[MAX_NORM] / norm } else { 1. } / parts;
+    if control[GROWTH] > 0. {
+        control[GOOD] += 1.;
+        if control[GOOD] >= control[GROWTH] {
+            control[SCALE] *= 2.;
+            control[GOOD] = 0.;
+        }
+    }
     control[STEPS] += 1.;
     let steps = control[STEPS] as i32;
     control[FIRST] = 1. / (1. - control[BETA1].powi(steps));
@@ -72,6 +90,40 @@ pub(super) fn update(
                     Numbers::new(of, control).update(&mut v[at[0]..at[0] + len], &g[at[1]..at[1] + len], m)
                 })*
                 _ => bail!("values, gradients and moments are floats of one dtype"),
+            }
+        };
+    }
+    of_types!(F32, F64, F16, BF16);
+    Ok(())
+}
+
+/// Blends `len` elements, which begin at `at[1]`, into those that begin at `at[0]`.
+pub(super) fn blend(
+    of: Blend,
+    control: &[f64],
+    (to, from): (&mut CpuStorage, &CpuStorage),
+    (at, len): ([usize; 2], usize),
+) -> Result<()> {
+    let (kept, added) = match of {
+        Blend::Sum if control[place::TAKEN] == 0. => (0., 1.),
+        Blend::Sum => (1., 1.),
+        Blend::Average(_) if control[place::IS_SKIPPED] != 0. => return Ok(()),
+        Blend::Average(kept) => (kept, 1. - kept),
+    };
+    fn of_type<T: WithDType>(to: &mut [T], from: &[T], kept: f64, added: f64) {
+        let factors = (T::from_f64(kept), T::from_f64(added));
+        for (to, from) in to.iter_mut().zip(from) {
+            // Not where the sum before was infinite.
+            *to = if kept == 0. { *from } else { *to * factors.0 + *from * factors.1 };
+        }
+    }
+    macro_rules! of_types {
+        ($($variant:ident),*) => {
+            match (to, from) {
+                $((CpuStorage::$variant(to), CpuStorage::$variant(from)) => {
+                    of_type(&mut to[at[0]..at[0] + len], &from[at[1]..at[1] + len], kept, added)
+                })*
+                _ => bail!("values and what they are blended into are floats of one dtype"),
             }
         };
     }

@@ -9,7 +9,7 @@ use half::{bf16, f16};
 use parking_lot::RwLockReadGuard;
 
 use super::launch::{self, of_blocks, TENSORS, THREADS, VECTORS};
-use super::rule::{sums_of, Rule, Updated, CONTROL};
+use super::rule::{sums_of, Blend, Rule, Updated, CONTROL};
 use crate::cuda::driver::kernels::{ptx, wide};
 use crate::cuda::operator::{elements, with_elements};
 
@@ -78,8 +78,7 @@ pub(super) fn update(rule: Rule, all: &[Updated], control: &Tensor) -> Result<()
 
 fn update_some<T: CudaDType + WithDType + DeviceRepr>(rule: Rule, some: &[&Updated], control: &Tensor) -> Result<()> {
     let device = &control.device().as_cuda_device()?.clone();
-    let share = THREADS * VECTORS * wide(T::DTYPE);
-    let Blocks { numels, ends, all } = Blocks::of(some.iter().map(|of| of.value), |numel| numel.div_ceil(share))?;
+    let Blocks { numels, ends, all } = Blocks::of(some.iter().map(|of| of.value), blocks_of::<T>)?;
     let (variant, code, config) = (T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all));
     let held: Vec<_> = some.iter().map(|of| of.gradient.storage_and_layout()).collect();
     let of_gradients = views::<T>(&held)?;
@@ -142,6 +141,71 @@ fn update_some<T: CudaDType + WithDType + DeviceRepr>(rule: Rule, some: &[&Updat
             }
         }
     })
+}
+
+/// Blends pairs of the tensor that is changed, and the other.
+pub(super) fn blend(of: Blend, pairs: &[(&Tensor, &Tensor)], control: &Tensor) -> Result<()> {
+    for dtype in FLOATS {
+        let of_dtype = pairs.iter().filter(|(to, _)| to.dtype() == dtype && to.elem_count() > 0);
+        for some in of_dtype.collect::<Vec<_>>().chunks(TENSORS) {
+            for_float!(dtype, blend_some(of, some, control))?;
+        }
+    }
+    Ok(())
+}
+
+fn blend_some<T: CudaDType + WithDType + DeviceRepr>(
+    of: Blend,
+    some: &[&(&Tensor, &Tensor)],
+    control: &Tensor,
+) -> Result<()> {
+    let device = &control.device().as_cuda_device()?.clone();
+    let Blocks { numels, ends, all } = Blocks::of(some.iter().map(|(to, _)| *to), blocks_of::<T>)?;
+    let held: Vec<_> = some.iter().map(|(_, from)| from.storage_and_layout()).collect();
+    let of_from = views::<T>(&held)?;
+    let held: Vec<_> = some.iter().map(|(to, _)| to.storage_and_layout()).collect();
+    let of_to = views::<T>(&held)?;
+    let (from, to) = (table(&of_from), table(&of_to));
+    let (is_average, kept) = match of {
+        Blend::Sum => (0, 1.),
+        Blend::Average(kept) => (1, kept),
+    };
+    with_elements([Some(control)], |[control]| {
+        let Some(control) = &control else { bail!("an optimizer without numbers") };
+        let of = launch::Blend { is_average, kept, numels, ends, control, from, to };
+        of.launch(device, T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all))
+    })
+}
+
+/// Rounds values of f32 to copies: pairs of copy and value.
+pub(super) fn round(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        let of_dtype = pairs.iter().filter(|(copy, _)| copy.dtype() == dtype && copy.elem_count() > 0);
+        for some in of_dtype.collect::<Vec<_>>().chunks(TENSORS) {
+            match dtype {
+                DType::F16 => round_some::<f16>(some)?,
+                _ => round_some::<bf16>(some)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn round_some<T: CudaDType + WithDType + DeviceRepr>(some: &[&(&Tensor, &Tensor)]) -> Result<()> {
+    let [(copy, _), ..] = some else { return Ok(()) };
+    let device = &copy.device().as_cuda_device()?.clone();
+    let Blocks { numels, ends, all } = Blocks::of(some.iter().map(|(copy, _)| *copy), blocks_of::<f32>)?;
+    let held: Vec<_> = some.iter().map(|(_, value)| value.storage_and_layout()).collect();
+    let values = views::<f32>(&held)?;
+    let held: Vec<_> = some.iter().map(|(copy, _)| copy.storage_and_layout()).collect();
+    let copies = views::<T>(&held)?;
+    let of = launch::Round { numels, ends, values: table(&values), copies: table(&copies) };
+    of.launch(device, T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all))
+}
+
+/// Blocks that change so many elements.
+fn blocks_of<T: WithDType>(numel: usize) -> usize {
+    numel.div_ceil(THREADS * VECTORS * wide(T::DTYPE))
 }
 
 /// The blocks of a launch: each tensor has those from the end of the one before to its own.

@@ -8,7 +8,7 @@ kernels! {
     /// Goes one step on.
     Tick = "opara_elementwise_optimizer_tick_" for [f64] {
         count: u32, sums: guarded f64 [count],
-        control: added f64 [16],
+        control: added f64 [21],
     }
 
     /// Sums of squares of several tensors: a sum for each block. Blocks before `ends` are a tensor's.
@@ -19,10 +19,26 @@ kernels! {
         sums: out f64 [blocks],
     }
 
+    /// Sums of gradients over the batches of a step, and averages of values.
+    Blend<T> = "opara_elementwise_optimizer_blend_" for [f16 bf16 f32 f64] {
+        is_average: i32, kept: f64,
+        numels: table usize [64], ends: table usize [64],
+        control: in f64 [21],
+        from: table in T [64, numels, 1],
+        to: table added T [64, numels, 1],
+    }
+
+    /// Values rounded to copies of 16 bits.
+    Round<T> = "opara_elementwise_optimizer_round_" for [f16 bf16] {
+        numels: table usize [64], ends: table usize [64],
+        values: table in f32 [64, numels, 1],
+        copies: table added T [64, numels, 1],
+    }
+
     /// Gradient descent.
     Descent<T> = "opara_elementwise_optimizer_descent_" for [f16 bf16 f32 f64] {
         numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
-        control: in f64 [16],
+        control: in f64 [21],
         gradients: table in T [64, numels, 1],
         values: table added T [64, numels, 1],
     }
@@ -31,7 +47,7 @@ kernels! {
     Momentum<T> = "opara_elementwise_optimizer_momentum_" for [f16 bf16 f32 f64] {
         is_nesterov: i32, momentum: f64,
         numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
-        control: in f64 [16],
+        control: in f64 [21],
         gradients: table in T [64, numels, 1],
         values: table added T [64, numels, 1],
         moments: table cache T [64, numels, 1],
@@ -41,7 +57,7 @@ kernels! {
     Adam<T> = "opara_elementwise_optimizer_adam_" for [f16 bf16 f32 f64] {
         is_decoupled: i32, beta1: f64, beta2: f64, eps: f64,
         numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
-        control: in f64 [16],
+        control: in f64 [21],
         gradients: table in T [64, numels, 1],
         values: table added T [64, numels, 1],
         moments: table cache T [64, numels, 2],
@@ -51,7 +67,7 @@ kernels! {
     Lion<T> = "opara_elementwise_optimizer_lion_" for [f16 bf16 f32 f64] {
         beta1: f64, beta2: f64,
         numels: table usize [64], ends: table usize [64], decays: table f64 [64], rates: table f64 [64],
-        control: in f64 [16],
+        control: in f64 [21],
         gradients: table in T [64, numels, 1],
         values: table added T [64, numels, 1],
         moments: table cache T [64, numels, 1],

@@ -11,7 +11,7 @@ pub(crate) mod rule;
 use candle::{bail, CpuStorage, InplaceOp1, InplaceOp2, Layout, Result, Storage, Tensor};
 
 use self::rule::Rule;
-pub(crate) use self::rule::{sums_of, Update, Updated};
+pub(crate) use self::rule::{sums_of, Blend, Update, Updated};
 use crate::cpu::record::apply_in_place;
 use crate::trace::scope;
 
@@ -42,23 +42,57 @@ pub(crate) fn tick(control: &Tensor, sums: Option<&Tensor>) -> Result<()> {
 /// Tensors that differ in dtype, shape or device, a value that is not contiguous, and a failed launch.
 pub(crate) fn update(rule: Rule, all: &[Updated], control: &Tensor) -> Result<()> {
     let _scope = scope::scope("update");
-    for Updated { value, gradient, .. } in all {
-        let is_alike = value.shape() == gradient.shape() && value.dtype() == gradient.dtype();
-        if !is_alike || !value.is_contiguous() || !gradient.device().same_device(control.device()) {
-            bail!(
-                "a gradient has its value's shape, dtype and device, which is contiguous, not {:?} {:?} for {:?} {:?}",
-                gradient.shape(),
-                gradient.dtype(),
-                value.layout(),
-                value.dtype()
-            )
-        }
-    }
+    check_pairs(&all.iter().map(|of| (of.value, of.gradient)).collect::<Vec<_>>(), control)?;
     #[cfg(feature = "cuda")]
     if control.device().is_cuda() {
         return cuda::update(rule, all, control);
     }
     all.iter().try_for_each(|of| of.value.inplace_op2(of.gradient, &OnCpu { rule, by: of.by, control }))
+}
+
+/// Blends contiguous tensors into others: pairs of the one that is changed, and the other.
+///
+/// # Errors
+/// Tensors that differ in dtype, shape or device, and a failed launch.
+pub(crate) fn blend(of: Blend, pairs: &[(&Tensor, &Tensor)], control: &Tensor) -> Result<()> {
+    let _scope = scope::scope("blend");
+    check_pairs(pairs, control)?;
+    #[cfg(feature = "cuda")]
+    if control.device().is_cuda() {
+        return cuda::blend(of, pairs, control);
+    }
+    pairs.iter().try_for_each(|(to, from)| to.inplace_op2(from, &BlendOnCpu { of, control }))
+}
+
+/// Rounds values of f32 to contiguous copies of 16 bits: pairs of copy and value.
+///
+/// # Errors
+/// Values of another dtype, tensors that differ in shape or device, and a failed launch.
+pub(crate) fn round(pairs: &[(&Tensor, &Tensor)]) -> Result<()> {
+    let _scope = scope::scope("round");
+    #[cfg(feature = "cuda")]
+    if pairs.iter().any(|(copy, _)| copy.device().is_cuda()) {
+        return cuda::round(pairs);
+    }
+    pairs.iter().try_for_each(|(copy, value)| super::assign(copy, &value.detach().to_dtype(copy.dtype())?))
+}
+
+/// # Errors
+/// Tensors that differ, or are not contiguous.
+fn check_pairs(pairs: &[(&Tensor, &Tensor)], control: &Tensor) -> Result<()> {
+    for (to, from) in pairs {
+        let is_alike = to.shape() == from.shape() && to.dtype() == from.dtype();
+        if !is_alike || !to.is_contiguous() || !from.is_contiguous() || !from.device().same_device(control.device()) {
+            bail!(
+                "a gradient has its value's shape, dtype and device, which is contiguous, not {:?} {:?} for {:?} {:?}",
+                from.shape(),
+                from.dtype(),
+                to.layout(),
+                to.dtype()
+            )
+        }
+    }
+    Ok(())
 }
 
 struct SquareSums<'a> {
@@ -134,6 +168,24 @@ impl InplaceOp2 for Tick {
         _: &Layout,
     ) -> Result<()> {
         cuda::tick(control, Some(sums))
+    }
+}
+
+struct BlendOnCpu<'a> {
+    of: Blend,
+    control: &'a Tensor,
+}
+
+impl InplaceOp2 for BlendOnCpu<'_> {
+    fn name(&self) -> &'static str {
+        "blend"
+    }
+
+    fn cpu_fwd(&self, to: &mut CpuStorage, at: &Layout, from: &CpuStorage, of: &Layout) -> Result<()> {
+        let (storage, _) = self.control.storage_and_layout();
+        let Storage::Cpu(CpuStorage::F64(control)) = &*storage else { bail!("a control block is of f64") };
+        let begins = [at.start_offset(), of.start_offset()];
+        cpu::blend(self.of, control, (to, from), (begins, at.shape().elem_count()))
     }
 }
 

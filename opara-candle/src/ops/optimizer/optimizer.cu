@@ -34,7 +34,8 @@ struct Work {
 
 // Places in the control block, as in `rule.rs`.
 enum Place {
-    STEPS, BASE, RATE, FIRST, SECOND, FACTOR, NORM, MAX_NORM, BETA1, BETA2, SCHEDULE, WARM_UP, TOTAL, REMAINS, IS_SKIPPED, SKIPPED
+    STEPS, BASE, RATE, FIRST, SECOND, FACTOR, NORM, MAX_NORM, BETA1, BETA2, SCHEDULE, WARM_UP, TOTAL, REMAINS, IS_SKIPPED, SKIPPED,
+    TAKEN, BATCHES, SCALE, GOOD, GROWTH
 };
 
 __device__ inline double scaled(double x, double mul, double add) { return fma(x, mul, add); }
@@ -90,15 +91,30 @@ extern "C" __global__ void opara_elementwise_optimizer_tick_f64(unsigned count, 
         __syncthreads();
     }
     if (threadIdx.x > 0) return;
-    const double norm = sqrt(room[0]);
+    control[IS_SKIPPED] = 1;
+    control[TAKEN] += 1;
+    if (control[TAKEN] < control[BATCHES]) return;
+    control[TAKEN] = 0;
+    const double parts = control[BATCHES] * control[SCALE];
+    const double norm = sqrt(room[0]) / parts;
     control[NORM] = norm;
-    const bool is_skipped = control[MAX_NORM] > 0 && !(norm <= 1.7976931348623157e308);
-    control[IS_SKIPPED] = is_skipped;
-    if (is_skipped) {
+    if ((control[MAX_NORM] > 0 || control[GROWTH] > 0) && !(norm <= 1.7976931348623157e308)) {
         control[SKIPPED] += 1;
+        if (control[GROWTH] > 0) {
+            control[SCALE] /= 2;
+            control[GOOD] = 0;
+        }
         return;
     }
-    control[FACTOR] = control[MAX_NORM] > 0 && norm > control[MAX_NORM] ? control[MAX_NORM] / norm : 1;
+    control[IS_SKIPPED] = 0;
+    control[FACTOR] = (control[MAX_NORM] > 0 && norm > control[MAX_NORM] ? control[MAX_NORM] / norm : 1) / parts;
+    if (control[GROWTH] > 0) {
+        control[GOOD] += 1;
+        if (control[GOOD] >= control[GROWTH]) {
+            control[SCALE] *= 2;
+            control[GOOD] = 0;
+        }
+    }
     control[STEPS] += 1;
     control[FIRST] = 1 / (1 - power(control[BETA1], control[STEPS]));
     control[SECOND] = 1 / (1 - power(control[BETA2], control[STEPS]));
@@ -238,6 +254,28 @@ template <typename T> struct Lion {
     }
 };
 
+// Sums of gradients, and averages of values.
+template <typename T> struct Blend {
+    T kept, added;
+    bool is_first;
+    __device__ T operator()(T to, T from, T *) const {
+        return is_first ? from : add_rn(times(to, kept), times(from, added));
+    }
+};
+
+template <typename T>
+__device__ inline void blend(bool is_average, double kept, const double *control, unsigned numel, unsigned block, const T *from,
+                             T *to) {
+    if (is_average && control[IS_SKIPPED] != 0) return;
+    const Blend<T> of{number<T>(is_average ? kept : 1), number<T>(is_average ? 1 - kept : 1), !is_average && control[TAKEN] == 0};
+    change<0>(numel, block, from, to, (T *)nullptr, of);
+}
+
+template <typename T> __device__ inline void round_all(unsigned numel, unsigned block, const float *values, T *copies) {
+    const unsigned begin = block * SHARE<float>, end = min(numel - begin, SHARE<float>) + begin;
+    for (unsigned i = begin + threadIdx.x; i < end; i += THREADS) copies[i] = narrow<T>(values[i]);
+}
+
 // The parameters that all rules have, and the change of this block's elements by RULE with these numbers behind those of the launch.
 #define OF_TENSORS(T)                                                                                                  \
     const __grid_constant__ Counts numels, const __grid_constant__ Counts ends, const __grid_constant__ Factors decays, \
@@ -257,6 +295,13 @@ template <typename T> struct Lion {
         const Work work(ends);                                                                                         \
         square_sums((unsigned)numels.at[work.tensor], work.block, gradients.at[work.tensor], sums + blockIdx.x);       \
     }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_blend_##NAME(                    \
+        int is_average, double kept, const __grid_constant__ Counts numels, const __grid_constant__ Counts ends,       \
+        const double *control, const __grid_constant__ Table<const T *> from, const __grid_constant__ Table<T *> to) { \
+        const Work work(ends);                                                                                         \
+        blend(is_average != 0, kept, control, (unsigned)numels.at[work.tensor], work.block, from.at[work.tensor],      \
+              to.at[work.tensor]);                                                                                     \
+    }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_descent_##NAME(OF_TENSORS(T)) {  \
         CHANGE(Descent, T, (T *)nullptr)                                                                               \
     }                                                                                                                  \
@@ -273,6 +318,15 @@ template <typename T> struct Lion {
         double beta1, double beta2, OF_TENSORS(T), const __grid_constant__ Table<T *> moments) {                       \
         CHANGE(Lion, T, moments.at[work.tensor], Betas<T>(beta1, beta2))                                               \
     }
+#define ROUND(NAME, T)                                                                                                 \
+    extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_optimizer_round_##NAME(                    \
+        const __grid_constant__ Counts numels, const __grid_constant__ Counts ends,                                    \
+        const __grid_constant__ Table<const float *> values, const __grid_constant__ Table<T *> copies) {              \
+        const Work work(ends);                                                                                         \
+        round_all((unsigned)numels.at[work.tensor], work.block, values.at[work.tensor], copies.at[work.tensor]);           \
+    }
+ROUND(f16, __half)
+ROUND(bf16, __nv_bfloat16)
 KERNELS(f16, __half)
 KERNELS(bf16, __nv_bfloat16)
 KERNELS(f32, float)

@@ -5,7 +5,7 @@ use parking_lot::Mutex;
 
 /// Numbers in the control block: an f64 tensor on the device that all launches of an optimizer read, so that a captured step needs no
 /// new arguments.
-pub(crate) const CONTROL: usize = 16;
+pub(crate) const CONTROL: usize = 21;
 
 /// Sums of squares that a gradient of so many elements has: one for each 16,384. `optimizer.cu` has the same.
 pub(crate) fn sums_of(numel: usize) -> usize {
@@ -37,10 +37,17 @@ pub(crate) mod place {
     pub const WARM_UP: usize = 11;
     pub const TOTAL: usize = 12;
     pub const REMAINS: usize = 13;
-    /// Is a step left out, since its gradients are not finite? 1 or 0.
+    /// Do values stay, since gradients are not finite or more batches are to come? 1 or 0.
     pub const IS_SKIPPED: usize = 14;
-    /// Steps that were left out.
+    /// Steps that were left out, since their gradients were not finite.
     pub const SKIPPED: usize = 15;
+    /// Batches of this step that were taken, and those that a step has.
+    pub const TAKEN: usize = 16;
+    pub const BATCHES: usize = 17;
+    /// What losses are multiplied with, the steps since it changed, and those after which it is doubled; 0 if it stays.
+    pub const SCALE: usize = 18;
+    pub const GOOD: usize = 19;
+    pub const GROWTH: usize = 20;
 }
 
 /// How an optimizer changes a value by its gradient.
@@ -83,6 +90,15 @@ pub(crate) struct Update {
     pub rate: f64,
     /// [`Rule::moments`] times the tensor's numbers, which nobody else has.
     pub moments: Mutex<Storage>,
+}
+
+/// What [`blend`](super::blend) does.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Blend {
+    /// Gradients are added to sums, which the first batch of a step overwrites.
+    Sum,
+    /// Averages keep this part of themselves, and the rest is the values'. Where values stay, they do, too.
+    Average(f64),
 }
 
 /// A value, and what changes it.
