@@ -8,6 +8,7 @@ pub mod decoder;
 mod device;
 mod modules;
 pub mod precision;
+pub mod trainer;
 pub mod training;
 pub mod writing;
 

@@ -17,6 +17,7 @@ mod stages;
 mod state;
 mod step;
 mod threads;
+mod trainer;
 mod unnoticed_reads;
 mod usage;
 mod values;

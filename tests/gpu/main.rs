@@ -24,5 +24,6 @@ mod state;
 mod step;
 mod step_ops;
 mod threads;
+mod trainer;
 mod tune;
 mod usage;

@@ -7,6 +7,9 @@ use opara_candle::ops;
 use opara_candle::optim::{AdamW, Schedule};
 use opara_candle::{Error, Mode, OparaExecutor, TrainError, Trainer};
 
+use crate::common::precision::{
+    assert_averages_follow, assert_losses_are_scaled, assert_mixed_precision, assert_steps_take_several_batches,
+};
 use crate::common::training::{
     assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
     Net,
@@ -29,6 +32,30 @@ fn many_variables_are_candles() -> anyhow::Result<()> {
 fn optimizers_follow_their_formulas() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     Ok(assert_optimizers_follow_their_formulas(&device)?)
+}
+
+#[test]
+fn steps_take_several_batches() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_steps_take_several_batches(&device)?)
+}
+
+#[test]
+fn averages_follow() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_averages_follow(&device)?)
+}
+
+#[test]
+fn mixed_precision_has_weights_of_32_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_mixed_precision(&device)?)
+}
+
+#[test]
+fn losses_are_scaled() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    Ok(assert_losses_are_scaled(&device)?)
 }
 
 /// Forward, backward, clipping, schedule and AdamW in one graph: losses and weights are those of eager steps, bit for bit, also after the

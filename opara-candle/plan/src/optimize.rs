@@ -27,7 +27,8 @@ impl Optimized {
         Self { trace: trace.clone(), per_call: (0..trace.ops.len()).collect(), once, folded: Vec::new() }
     }
 
-    /// Folds constants: position ids, masks of ones, casts and transpositions of weights.
+    /// Folds constants: position ids, masks of ones, casts and transpositions of weights. Leaves out ops whose results nobody reads, such as
+    /// gradients that no optimizer asks for.
     ///
     /// An op can be folded if nothing that it reads depends on an input or is state, and if it writes only intermediate buffers that no
     /// unfolded op writes. Results that unfolded ops read are stored permanently, in at most `room` bytes. If that is not
@@ -38,6 +39,7 @@ impl Optimized {
     pub fn fold_constants(trace: &Trace, room: u64) -> Self {
         let mut runs = runs_at_every_call(trace);
         let foldable: Vec<bool> = runs.iter().map(|&stays| !stays).collect();
+        runs.iter_mut().zip(read_behind(trace)).for_each(|(runs, is_read)| *runs &= is_read);
         let constants = Constants::new(trace, &foldable).choose(&mut runs, room);
 
         let mut optimized = Self::unchanged(trace);
@@ -112,6 +114,20 @@ pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
             return stays;
         }
     }
+}
+
+/// For each op: does a call leave anything behind that depends on it?
+fn read_behind(trace: &Trace) -> Vec<bool> {
+    let stays = |role: Role| !matches!(role, Role::Intermediate | Role::Workspace);
+    let mut wanted: Vec<bool> = trace.buffers.iter().map(|buffer| stays(buffer.role)).collect();
+    let mut is_read = vec![false; trace.ops.len()];
+    for (op, is_read) in trace.ops.iter().zip(&mut is_read).rev() {
+        *is_read = written(op).next().is_none() || written(op).any(|buffer| wanted[buffer]);
+        if *is_read {
+            read(op).for_each(|buffer| wanted[buffer] = true);
+        }
+    }
+    is_read
 }
 
 /// Chooses the buffers that are stored as constants.
@@ -277,6 +293,19 @@ mod tests {
     fn a_constant_that_no_op_reads_is_not_computed() {
         let optimized = Optimized::fold_constants(&trace(&[(&[1], &[2]), (&[0], &[6])]), u64::MAX);
         assert_eq!((optimized.folded, optimized.per_call), (vec![], vec![1]));
+    }
+
+    #[test]
+    fn an_op_that_nothing_depends_on_is_left_out() {
+        // Op 1 begins a chain that ends in op 2, and op 3 adds to what op 4 reads.
+        let ops: [(&[usize], &[usize]); 5] = [(&[0], &[2]), (&[0], &[3]), (&[3], &[4]), (&[0, 2], &[2]), (&[2], &[6])];
+        let mut trace = trace(&ops);
+        let optimized = Optimized::fold_constants(&trace, u64::MAX);
+        assert_eq!((optimized.per_call, optimized.folded), (vec![0, 3, 4], vec![]));
+        trace.buffers[4].role = Role::Workspace;
+        assert_eq!(Optimized::fold_constants(&trace, u64::MAX).per_call, [0, 3, 4], "of a workspace");
+        trace.buffers[4].role = Role::External;
+        assert_eq!(Optimized::fold_constants(&trace, u64::MAX).per_call, [0, 1, 2, 3, 4], "which outlives the call");
     }
 
     #[test]

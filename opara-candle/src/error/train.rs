@@ -1,6 +1,6 @@
 //! Errors of training.
 
-use candle::{DType, Shape};
+use candle::{DType, DeviceLocation, Shape};
 
 /// Why a step of training was not built.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -11,6 +11,22 @@ pub enum TrainError {
     Loss {
         /// Its shape and dtype, if there is any output.
         got: Option<(Shape, DType)>,
+    },
+
+    /// A batch that is unlike the one that the trainer was built with.
+    #[error("a batch is of {expected:?}, as the first one, not of {got:?}: convert it with `Tensor::to_dtype`, or build another trainer")]
+    Batch {
+        /// Device and dtype of each tensor of the first batch.
+        expected: Vec<(DeviceLocation, DType)>,
+        /// Those of this one.
+        got: Vec<(DeviceLocation, DType)>,
+    },
+
+    /// Variables of another trainer.
+    #[error("another trainer, of another optimizer, has {}: drop it, or build both with clones of one optimizer", names.join(", "))]
+    Shared {
+        /// Their names, sorted.
+        names: Vec<String>,
     },
 
     /// Variables that would stay as they are.

@@ -8,6 +8,7 @@ use candle::{bail, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 
 use super::checkpoint::CheckpointError;
+use super::claim::Claim;
 use super::loss_scale::LossScale;
 use super::mixed_precision::MixedPrecision;
 use super::names::Names;
@@ -15,6 +16,7 @@ use super::params::{Params, ParamsAdam, ParamsLion, ParamsSGD};
 use super::state::State;
 use super::Schedule;
 use crate::ops::optimizer::rule::place;
+use crate::TrainError;
 
 /// Stochastic gradient descent, with momentum and Nesterov's step.
 pub type SGD = Fused<ParamsSGD>;
@@ -148,7 +150,7 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// A failed launch.
     pub fn scaled(&self, loss: &Tensor) -> candle::Result<Tensor> {
-        match self.state.scale()? {
+        match self.scale()? {
             Some(scale) => loss.to_dtype(DType::F32)? * scale.reshape(loss.shape())?,
             None => Ok(loss.clone()),
         }
@@ -250,6 +252,27 @@ impl<P: Params> Fused<P> {
     /// A file that is missing, damaged, of another optimizer or of another model. Variables and optimizer are as they were.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), CheckpointError> {
         self.state.load(path.as_ref(), &self.name())
+    }
+
+    /// The variables by name, and their copies of 16 bits.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn variables_and_copies(&self) -> impl Iterator<Item = (&str, &Var, Option<&Tensor>)> {
+        self.state.slots().iter().map(|slot| (&slot.name[..], &slot.variable, slot.copy.as_ref()))
+    }
+
+    /// What losses are multiplied with, if that is anything.
+    pub(crate) fn scale(&self) -> candle::Result<Option<Tensor>> {
+        self.state.scale()
+    }
+
+    /// Batches of a step.
+    pub(crate) fn batches(&self) -> usize {
+        self.state.batches
+    }
+
+    /// What says that a trainer has the variables.
+    pub(crate) fn claim(&self) -> Result<Arc<Claim>, TrainError> {
+        Claim::of(&self.state)
     }
 
     /// Copies of all that a step writes, by name.

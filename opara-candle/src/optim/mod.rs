@@ -24,6 +24,7 @@
 //! ```
 
 mod checkpoint;
+mod claim;
 mod fused;
 mod gradients;
 mod loss_scale;
@@ -35,6 +36,7 @@ mod slot;
 mod state;
 
 pub use self::checkpoint::CheckpointError;
+pub(crate) use self::claim::Claim;
 pub use self::fused::{Adam, AdamW, Fused, Lion, SGD};
 pub use self::gradients::check_gradients;
 pub use self::loss_scale::LossScale;

@@ -25,6 +25,8 @@ pub(super) struct State {
     /// Room for the sums of squares of all gradients, if their norm is computed.
     sums: Option<Tensor>,
     is_scaled: bool,
+    /// Batches of a step.
+    pub batches: usize,
     /// The part of averages that stays at a step.
     kept: f64,
     /// The learning rate that is set.
@@ -54,6 +56,7 @@ impl State {
             control,
             sums: None,
             is_scaled: false,
+            batches: 1,
             kept: 0.,
             rate: Mutex::new(rate),
             failed: Mutex::new(None),
@@ -115,6 +118,7 @@ impl State {
         for slot in self.slots.iter_mut() {
             slot.sum = if batches > 1 { Some(slot.variable.as_detached_tensor().zeros_like()?) } else { None };
         }
+        self.batches = batches.max(1);
         self.set(|control| control[place::BATCHES] = batches.max(1) as f64)
     }
 

@@ -3,10 +3,11 @@
 use candle::backprop::GradStore;
 use candle::{DType, Device, Shape, Tensor, Var};
 use opara_plan::rewrite::rules;
-use opara_plan::rewrite::{Graph, Output};
+use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
+use opara_plan::trace::{Element, Function};
 
 use super::gradient_error::GradientError;
-use crate::backend::Function;
+use crate::backend;
 use crate::cuda::{Place, WholePass};
 use crate::error::UnreachedError;
 use crate::optim::{Fused, Params};
@@ -49,6 +50,8 @@ enum Source {
 struct Trained {
     name: String,
     variable: Var,
+    /// What the loss is computed with: the variable, or its copy of 16 bits.
+    leaf: Tensor,
     /// The input of the graph.
     input: usize,
 }
@@ -58,6 +61,8 @@ pub(super) struct Lifted {
     /// As it was recorded, which gradients are judged by.
     recorded: Graph,
     graph: Graph,
+    /// The same with the scaled loss before its outputs, by a factor behind its inputs.
+    scaled: Option<Graph>,
     sources: Vec<Source>,
     trained: Vec<Trained>,
     /// Shapes of the closure's outputs, which come first.
@@ -71,14 +76,18 @@ impl Lifted {
     ///
     /// # Errors
     /// A pass that cannot be captured, a launch whose meaning or derivative is not known, and variables that no gradient reaches.
-    pub fn of<P: Params>(loss: &Function, batch: &[Tensor], optimizer: &Fused<P>) -> Result<Self> {
+    pub fn of<P: Params>(loss: &backend::Function, batch: &[Tensor], optimizer: &Fused<P>) -> Result<Self> {
         let pass = WholePass::of(loss, batch)?;
         let mut variables = Vec::new();
-        for (name, variable) in optimizer.variables() {
-            variables.push((name, variable, crate::cuda::address_of(variable)?));
+        for (name, variable, copy) in optimizer.variables_and_copies() {
+            let leaves = [Some(variable.as_detached_tensor()), copy.cloned()];
+            for leaf in leaves.into_iter().flatten() {
+                let address = crate::cuda::address_of(&leaf)?;
+                variables.push((name, variable, leaf, address));
+            }
         }
         let variable_at = |place: &Place| match place {
-            Place::Memory(address) => variables.iter().find(|(_, _, at)| at == address),
+            Place::Memory(address) => variables.iter().find(|(.., at)| at == address),
             _ => None,
         };
         let (mut sources, mut trained) = (Vec::new(), Vec::new());
@@ -86,11 +95,12 @@ impl Lifted {
         for (input, place) in pass.places.iter().enumerate() {
             sources.push(match (place, variable_at(place)) {
                 (Place::Argument(at), _) => Source::Batch(*at),
-                (_, Some((name, variable, _))) => {
+                (_, Some((name, variable, leaf, _))) => {
                     if !is_written(input) {
-                        trained.push(Trained { name: (*name).into(), variable: (*variable).clone(), input });
+                        let (variable, leaf) = ((*variable).clone(), leaf.clone());
+                        trained.push(Trained { name: (*name).into(), variable, leaf, input });
                     }
-                    Source::Tensor(variable.as_detached_tensor())
+                    Source::Tensor(leaf.clone())
                 }
                 _ => Source::Tensor(pass.copied(input)?.ok_or_else(|| refused("an argument has no place"))?),
             });
@@ -99,9 +109,9 @@ impl Lifted {
         let mut written = Vec::new();
         for (at, &(input, value)) in pass.overwritten.iter().enumerate() {
             let variable = variable_at(&pass.places[input]);
-            let (_, variable, _) =
+            let (_, _, leaf, _) =
                 variable.ok_or_else(|| refused("it writes to memory of its own that is no variable"))?;
-            written.push(variable.as_detached_tensor());
+            written.push(leaf.clone());
             recorded.outputs.push(Output { value, buffer: pass.shapes.len() + at });
         }
         let before = recorded.nodes.len();
@@ -114,9 +124,10 @@ impl Lifted {
         let mut graph = recorded.clone();
         rules::apply(&mut graph, &WITHOUT, &Default::default());
         let is_state = |at: u64| pass.overwritten.iter().any(|(input, _)| pass.places[*input] == Place::Memory(at));
-        let all = variables.iter().filter(|(_, _, at)| !is_state(*at)).map(|(name, _, _)| *name);
+        let all = variables.iter().filter(|(.., at)| !is_state(*at)).map(|(name, ..)| *name);
         check(&graph, &trained, all, |node| pass.launches.get(node.checked_sub(told)?).cloned())?;
-        Ok(Self { recorded, graph, sources, trained, shapes: pass.shapes.clone(), written })
+        let scaled = optimizer.scale()?.map(|_| with_factor(&graph)).transpose()?;
+        Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written })
     }
 
     fn inputs(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
@@ -136,12 +147,21 @@ impl Lifted {
 
     /// Takes a step, and gives the closure's outputs.
     pub fn step<P: Params>(&self, batch: &[Tensor], optimizer: &Fused<P>) -> candle::Result<Vec<Tensor>> {
-        let found = differentiate(&self.graph, &self.inputs(batch)?, Arithmetic::Typed, &self.wanted())?;
-        let Differentiated { mut outputs, gradients } = found;
+        let mut inputs = self.inputs(batch)?;
+        inputs.extend(optimizer.scale()?);
+        let graph = self.scaled.as_ref().unwrap_or(&self.graph);
+        let Differentiated { mut outputs, gradients } =
+            differentiate(graph, &inputs, Arithmetic::Typed, &self.wanted())?;
+        outputs.drain(..graph.outputs.len() - self.graph.outputs.len());
         let mut store = empty_store()?;
         for (trained, gradient) in self.trained.iter().zip(gradients) {
             if let Some(gradient) = gradient {
-                let gradient = gradient.reshape(trained.variable.shape())?.contiguous()?;
+                let gradient = gradient.reshape(trained.variable.shape())?.to_dtype(trained.variable.dtype())?;
+                // A module may read both a variable and its copy.
+                let gradient = match store.remove(&trained.variable) {
+                    Some(other) => (other + gradient)?,
+                    None => gradient.contiguous()?,
+                };
                 store.insert(&trained.variable, gradient);
             }
         }
@@ -171,7 +191,7 @@ impl Lifted {
             let gradient = |(gradient, trained): (Option<Tensor>, &Trained)| match gradient {
                 Some(gradient) => gradient.flatten_all(),
                 None => trained
-                    .variable
+                    .leaf
                     .zeros_like()?
                     .flatten_all()?
                     .to_dtype(arithmetic.dtype(graph.inputs[trained.input].element)),
@@ -196,7 +216,7 @@ impl Lifted {
                 |of: &Tensor| Ok::<_, Error>(root_mean_square(&(of.to_dtype(DType::F64)? - &double[at])?)? / scale);
             let (ours, candles) = (far(&ours[at])?, far(&candles[at])?);
             // Roundings of the two go other ways.
-            let room = ROOM * unit(trained.variable.dtype());
+            let room = ROOM * unit(trained.leaf.dtype());
             let factor = if scales[at] < least { OF_ROUNDING } else { FACTOR };
             // Not where one of them is NaN.
             let is_near = ours <= factor * candles + room && (candles <= EXPLAINED || scales[at] < least);
@@ -215,7 +235,7 @@ impl Lifted {
         const ROUNDINGS: f64 = 4096.;
         let number = |t: &Tensor| Ok::<_, Error>(t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?[0]);
         // A loss in f32 may be of values of 16 bits.
-        let dtypes = self.trained.iter().map(|trained| trained.variable.dtype()).chain([loss.dtype()]);
+        let dtypes = self.trained.iter().map(|trained| trained.leaf.dtype()).chain([loss.dtype()]);
         let dtype = dtypes.max_by(|a, b| unit(*a).total_cmp(&unit(*b))).unwrap_or(DType::F32);
         let loss = number(loss)?;
         if !loss.is_finite() {
@@ -294,6 +314,28 @@ fn check<'a>(
         true => Ok(()),
         false => Err(TrainError::Unreached(UnreachedError { names }).into()),
     }
+}
+
+/// A graph whose first output is its loss by a factor, which is its last input.
+fn with_factor(graph: &Graph) -> Result<Graph> {
+    let mut of = graph.clone();
+    let Some(&Output { value: mut loss, buffer }) = of.outputs.first() else { return Err(refused("it has no loss")) };
+    if of.element(loss) == Element::F64 {
+        return Err(refused("a loss of f64 is not scaled"));
+    }
+    of.inputs.push(Input { buffer: usize::MAX, element: Element::F32, len: 1, is_constant: false });
+    let factor = Value::Input(of.inputs.len() - 1);
+    let mut compute = |function: Function, operands: &[Value]| {
+        let operands = operands.iter().map(|&value| Operand::whole(value, 1)).collect();
+        of.nodes.push(Node::new(Compute::Recorded(function), operands, Element::F32, 1));
+        Value::Node(of.nodes.len() - 1)
+    };
+    if graph.element(loss) != Element::F32 {
+        loss = compute(Function::Copy, &[loss]);
+    }
+    let value = compute(Function::Binary("mul".into()), &[loss, factor]);
+    of.outputs.insert(0, Output { value, buffer });
+    Ok(of)
 }
 
 fn root_mean_square(of: &Tensor) -> candle::Result<f64> {

@@ -3,46 +3,45 @@
 mod gradient_error;
 #[cfg(feature = "cuda")]
 mod lifted;
+mod steps;
 
 use std::path::Path;
 use std::sync::Arc;
 
-use candle::Tensor;
+use candle::{DType, Device, Tensor};
+use hashbrown::HashSet;
 
 pub use self::gradient_error::GradientError;
-#[cfg(feature = "cuda")]
-use self::lifted::Lifted;
-use crate::backend::Function;
+use self::steps::Steps;
 use crate::builder::Builder;
 use crate::executor::OparaExecutor;
-use crate::optim::{check_gradients, CheckpointError, Fused, Params};
+use crate::optim::{CheckpointError, Claim, Fused, Params};
 use crate::report::{Mode, Report};
-#[cfg(feature = "cuda")]
-use crate::Numerics;
-use crate::{verify, Error, Result, TrainError};
+use crate::shapes::{key, Key};
+use crate::{Numerics, Result, TrainError};
 
 /// Trains the variables of an optimizer. Made by [`Builder::build_train`].
 pub struct Trainer<P> {
     optimizer: Fused<P>,
-    run: Run,
+    steps: Arc<Steps<P>>,
+    /// `None` on a CPU, where backward passes are not recorded.
+    executor: Option<OparaExecutor>,
+    /// Shapes of batches whose steps were checked.
+    built: HashSet<Key>,
+    example: Vec<(Device, DType)>,
     errors: Vec<GradientError>,
+    /// Keeps other trainers from the variables.
+    _claim: Arc<Claim>,
 }
-
-enum Run {
-    Captured(Box<OparaExecutor>),
-    /// On a CPU, where backward passes are not recorded.
-    Eager(Function),
-}
-
-/// Steps that are compared while building.
-const COMPARED: usize = 3;
 
 impl Builder {
     /// Wraps a step of training: forward, `backward` and the optimizer are captured as one graph. `loss` gives the loss of a batch, one
     /// number, and may give metrics behind it. Building leaves variables and optimizer as they were.
     ///
     /// Three replays are compared with three eager steps: losses, metrics, variables, moments and the optimizer's numbers have the same
-    /// bits. A step that cannot be captured runs eagerly, as all steps on a CPU do.
+    /// bits. A step that cannot be captured runs eagerly, as all steps on a CPU do;
+    /// [`OnUncapturable::Error`](crate::OnUncapturable::Error) makes that an error. Batches of other shapes are built at their first step, over
+    /// the same weights and moments.
     ///
     /// With [`Numerics::Accurate`](crate::Numerics::Accurate) the module needs no backward pass: on a GPU its forward pass is recorded, computed by faster
     /// operators, and differentiated. So models train whose operators stop candle's gradients. What candle's `detach` hides is not seen
@@ -68,57 +67,39 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Training`] for a loss that is not one number, for variables that no gradient reaches, and for replays that differ;
+    /// [`Error::Training`] for a loss that is not one number, for variables that no gradient reaches or another trainer has, and for replays that differ;
     /// and errors of [`OparaExecutor::new`].
     pub fn build_train<P, F>(self, loss: F, optimizer: &Fused<P>, batch: &[Tensor]) -> Result<Trainer<P>>
     where
         P: Params + Send + Sync + 'static,
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
-        let outputs = loss(batch)?;
-        let first = check_loss(&outputs)?;
-        #[cfg(feature = "cuda")]
-        if self.0.numerics == Numerics::Accurate && first.device().is_cuda() {
-            let first = first.detach();
-            drop(outputs);
-            let lifted = Lifted::of(&(Arc::new(loss) as Function), batch, optimizer)?;
-            let (errors, own) = (lifted.judge(batch, &first)?, optimizer.clone());
-            let step: Function = Arc::new(move |batch| lifted.step(batch, &own));
-            return Ok(Trainer { errors, ..self.numerics(Numerics::Exact).captured(step, optimizer, batch)? });
-        }
-        let variables = optimizer.variables().map(|(name, variable)| (name, variable.clone()));
-        check_gradients(first, variables).map_err(TrainError::Unreached)?;
-        let own = optimizer.clone();
-        let step: Function = Arc::new(move |batch| {
-            let mut outputs = loss(batch)?;
-            let Some(loss) = outputs.first() else { candle::bail!("a step gives its loss first, not nothing") };
-            own.update(&own.scaled(loss)?.backward()?)?;
-            outputs.iter_mut().for_each(|output| *output = output.detach());
-            Ok(outputs)
-        });
-        self.captured(step, optimizer, batch)
-    }
-
-    /// A trainer by a step that updates the variables, captured where that is possible.
-    fn captured<P>(self, step: Function, optimizer: &Fused<P>, batch: &[Tensor]) -> Result<Trainer<P>>
-    where
-        P: Params + Send + Sync + 'static,
-    {
-        let (optimizer, errors) = (optimizer.clone(), Vec::new());
-        if !optimizer.variables().any(|(_, variable)| variable.device().is_cuda()) {
-            return Ok(Trainer { optimizer, run: Run::Eager(step), errors });
-        }
-        let executor = self.build_fn(
-            {
-                let step = step.clone();
-                move |batch: &[Tensor]| step(batch)
-            },
-            batch,
-        )?;
-        if executor.report().mode() != Mode::Eager {
-            compare(&optimizer, &step, &executor, batch)?;
-        }
-        Ok(Trainer { optimizer, run: Run::Captured(Box::new(executor)), errors })
+        let claim = optimizer.claim()?;
+        let is_on_gpu = optimizer.variables().any(|(_, variable)| variable.device().is_cuda());
+        let is_lifted = self.0.numerics == Numerics::Accurate && is_on_gpu;
+        let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted));
+        let errors = steps.prepare(batch)?;
+        let executor = match is_on_gpu {
+            true => {
+                let own = steps.clone();
+                let builder = if is_lifted { self.numerics(Numerics::Exact) } else { self };
+                let executor = builder.build_fn(move |batch: &[Tensor]| own.step(batch), batch)?;
+                if executor.report().mode() != Mode::Eager {
+                    steps.compare(&executor, batch)?;
+                }
+                Some(executor)
+            }
+            false => None,
+        };
+        Ok(Trainer {
+            optimizer: optimizer.clone(),
+            steps,
+            executor,
+            built: HashSet::from([key(batch)]),
+            example: batch.iter().map(|tensor| (tensor.device().clone(), tensor.dtype())).collect(),
+            errors,
+            _claim: claim,
+        })
     }
 }
 
@@ -126,7 +107,9 @@ impl<P: Params> Trainer<P> {
     /// Takes a step, and gives the batch's loss before it. The loss stays on the device.
     ///
     /// # Errors
-    /// Errors of [`OparaExecutor::call`]. After one of the device the variables may be partly updated: load a checkpoint.
+    /// [`TrainError::Batch`] for a batch of other dtypes than the first one, for a batch of other shapes the errors of
+    /// [`Builder::build_train`], and errors of [`OparaExecutor::call`]. After one of the device the variables may be partly updated: load a
+    /// checkpoint.
     pub fn step(&mut self, batch: &[Tensor]) -> Result<Tensor> {
         Ok(self.step_with_metrics(batch)?.swap_remove(0))
     }
@@ -136,10 +119,35 @@ impl<P: Params> Trainer<P> {
     /// # Errors
     /// Those of [`step`](Self::step).
     pub fn step_with_metrics(&mut self, batch: &[Tensor]) -> Result<Vec<Tensor>> {
-        match &self.run {
-            Run::Captured(executor) => executor.call(batch),
-            Run::Eager(step) => Ok(step(batch)?),
+        self.build(batch)?;
+        match &self.executor {
+            Some(executor) => executor.call(batch),
+            None => Ok(self.steps.step(batch)?),
         }
+    }
+
+    /// Checks a batch, and builds for its shapes if none was so before.
+    fn build(&mut self, batch: &[Tensor]) -> Result<()> {
+        let shapes = key(batch);
+        if self.built.contains(&shapes) {
+            return Ok(());
+        }
+        let is_alike = |(tensor, (device, dtype)): (&Tensor, &(Device, DType))| {
+            tensor.dtype() == *dtype && tensor.device().same_device(device)
+        };
+        if batch.len() != self.example.len() || !batch.iter().zip(&self.example).all(is_alike) {
+            let told = |device: &Device, dtype: DType| (device.location(), dtype);
+            let expected = self.example.iter().map(|(device, dtype)| told(device, *dtype)).collect();
+            let got = batch.iter().map(|tensor| told(tensor.device(), tensor.dtype())).collect();
+            return Err(TrainError::Batch { expected, got }.into());
+        }
+        let errors = self.steps.prepare(batch)?;
+        if let Some(executor) = self.executor.as_ref().filter(|executor| executor.report().mode() != Mode::Eager) {
+            self.steps.compare(executor, batch)?;
+        }
+        self.errors = errors;
+        self.built.insert(shapes);
+        Ok(())
     }
 
     /// The optimizer: sets the learning rate, and tells norm and steps.
@@ -149,13 +157,11 @@ impl<P: Params> Trainer<P> {
 
     /// What building decided; `None` on a CPU.
     pub fn report(&self) -> Option<Report> {
-        match &self.run {
-            Run::Captured(executor) => Some(executor.report()),
-            Run::Eager(_) => None,
-        }
+        self.executor.as_ref().map(OparaExecutor::report)
     }
 
-    /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision while building.
+    /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision at the
+    /// latest build.
     pub fn gradient_errors(&self) -> &[GradientError] {
         &self.errors
     }
@@ -175,41 +181,4 @@ impl<P: Params> Trainer<P> {
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), CheckpointError> {
         self.optimizer.load(path)
     }
-}
-
-/// # Errors
-/// No loss, or one that is not a number.
-fn check_loss(outputs: &[Tensor]) -> Result<&Tensor, TrainError> {
-    let loss = outputs.first().filter(|loss| loss.elem_count() == 1 && loss.dtype().is_float());
-    let got = || outputs.first().map(|loss| (loss.shape().clone(), loss.dtype()));
-    loss.ok_or_else(|| TrainError::Loss { got: got() })
-}
-
-/// Takes eager steps and captured ones from the same state on, and compares all that they write.
-///
-/// # Errors
-/// The first tensor that differs.
-fn compare<P: Params>(optimizer: &Fused<P>, step: &Function, executor: &OparaExecutor, batch: &[Tensor]) -> Result<()> {
-    let before = optimizer.snapshot()?;
-    let steps = |step: &dyn Fn() -> Result<Vec<Tensor>>| -> Result<Vec<(String, Tensor)>> {
-        let mut outputs = Vec::new();
-        let taken: Result<()> = (0..COMPARED).try_for_each(|number| {
-            let named = |(at, output)| (format!("output {at} of step {number}"), output);
-            outputs.extend(step()?.into_iter().enumerate().map(named));
-            Ok(())
-        });
-        let after = taken.and_then(|()| optimizer.snapshot().map_err(Error::from));
-        optimizer.restore(&before)?;
-        outputs.extend(after?);
-        Ok(outputs)
-    };
-    let eager = steps(&|| Ok(step(batch)?))?;
-    let captured = steps(&|| executor.call(batch))?;
-    for ((name, expected), (_, got)) in eager.into_iter().zip(captured) {
-        match verify::same_bits_by_device("captured step", &[expected], &[got]) {
-            Err(Error::Mismatch(_)) => return Err(TrainError::Differs { name }.into()),
-            result => result?,
-        }
-    }
-    Ok(())
 }

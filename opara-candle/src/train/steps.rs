@@ -1,0 +1,120 @@
+//! How a step is computed, for batches of any shapes.
+
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
+use candle::Tensor;
+#[cfg(feature = "cuda")]
+use hashbrown::HashMap;
+#[cfg(feature = "cuda")]
+use parking_lot::Mutex;
+
+use super::gradient_error::GradientError;
+#[cfg(feature = "cuda")]
+use super::lifted::Lifted;
+use crate::backend::Function;
+use crate::executor::OparaExecutor;
+use crate::optim::{check_gradients, Fused, Params};
+#[cfg(feature = "cuda")]
+use crate::shapes::{key, Key};
+use crate::{verify, Error, Result, TrainError};
+
+/// Steps that are compared while building, of one batch each.
+const COMPARED: usize = 3;
+
+/// A loss, and the optimizer that follows its gradients.
+pub(super) struct Steps<P> {
+    loss: Function,
+    optimizer: Fused<P>,
+    /// The loss as a graph for each shape of batch, if that is what is differentiated.
+    #[cfg(feature = "cuda")]
+    lifted: Option<Mutex<HashMap<Key, Arc<Lifted>>>>,
+}
+
+impl<P: Params> Steps<P> {
+    /// `is_lifted`: is the recorded loss differentiated, in place of candle's backward pass?
+    pub fn new(loss: Function, optimizer: &Fused<P>, is_lifted: bool) -> Self {
+        #[cfg(not(feature = "cuda"))]
+        let _ = is_lifted;
+        Self {
+            loss,
+            optimizer: optimizer.clone(),
+            #[cfg(feature = "cuda")]
+            lifted: is_lifted.then(Mutex::default),
+        }
+    }
+
+    /// Checks the loss of a batch, and differentiates it, before a step has a batch of these shapes.
+    ///
+    /// # Errors
+    /// A loss that is no number, variables that no gradient reaches, and gradients that are not accurate.
+    pub fn prepare(&self, batch: &[Tensor]) -> Result<Vec<GradientError>> {
+        let outputs = (self.loss)(batch)?;
+        let first = check_loss(&outputs)?;
+        #[cfg(feature = "cuda")]
+        if let Some(all) = &self.lifted {
+            let first = first.detach();
+            drop(outputs);
+            let lifted = Lifted::of(&self.loss, batch, &self.optimizer)?;
+            let errors = lifted.judge(batch, &first)?;
+            all.lock().insert(key(batch), Arc::new(lifted));
+            return Ok(errors);
+        }
+        let variables = self.optimizer.variables().map(|(name, variable)| (name, variable.clone()));
+        check_gradients(first, variables).map_err(TrainError::Unreached)?;
+        Ok(Vec::new())
+    }
+
+    /// Takes a step, and gives the closure's outputs.
+    pub fn step(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+        #[cfg(feature = "cuda")]
+        if let Some(all) = &self.lifted {
+            let lifted = all.lock().get(&key(batch)).cloned();
+            let Some(lifted) = lifted else { candle::bail!("no loss was recorded for batches of these shapes") };
+            return lifted.step(batch, &self.optimizer);
+        }
+        let mut outputs = (self.loss)(batch)?;
+        let Some(loss) = outputs.first() else { candle::bail!("a step gives its loss first, not nothing") };
+        self.optimizer.update(&self.optimizer.scaled(loss)?.backward()?)?;
+        outputs.iter_mut().for_each(|output| *output = output.detach());
+        Ok(outputs)
+    }
+
+    /// Takes eager steps and captured ones from the same state on, and compares all that they write.
+    ///
+    /// # Errors
+    /// The first tensor that differs.
+    pub fn compare(&self, executor: &OparaExecutor, batch: &[Tensor]) -> Result<()> {
+        let before = self.optimizer.snapshot()?;
+        let count = COMPARED.max(self.optimizer.batches() + 1);
+        let steps = |step: &dyn Fn() -> Result<Vec<Tensor>>| -> Result<Vec<(String, Tensor)>> {
+            let mut outputs = Vec::new();
+            let taken: Result<()> = (0..count).try_for_each(|number| {
+                let named = |(at, output)| (format!("output {at} of step {number}"), output);
+                outputs.extend(step()?.into_iter().enumerate().map(named));
+                Ok(())
+            });
+            let after = taken.and_then(|()| self.optimizer.snapshot().map_err(Error::from));
+            self.optimizer.restore(&before)?;
+            outputs.extend(after?);
+            Ok(outputs)
+        };
+        let eager = steps(&|| Ok(self.step(batch)?))?;
+        let captured = steps(&|| executor.call(batch))?;
+        for ((name, expected), (_, got)) in eager.into_iter().zip(captured) {
+            match verify::same_bits_by_device("captured step", &[expected], &[got]) {
+                Err(Error::Mismatch(_)) => return Err(TrainError::Differs { name }.into()),
+                result => result?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// # Errors
+/// No loss, or one that is not a number.
+fn check_loss(outputs: &[Tensor]) -> Result<&Tensor, TrainError> {
+    let loss = outputs.first().filter(|loss| loss.elem_count() == 1 && loss.dtype().is_float());
+    let got = || outputs.first().map(|loss| (loss.shape().clone(), loss.dtype()));
+    loss.ok_or_else(|| TrainError::Loss { got: got() })
+}
