@@ -232,12 +232,19 @@ fn wrong_usage_of_examples_is_explained() -> Result<()> {
 
 #[test]
 fn training_equals_eager_steps_and_goes_on_from_a_checkpoint() -> Result<()> {
-    let told = example("train", &["--cpu", "--json", "--steps", "24"])?.success();
-    let models: Vec<serde_json::Value> = serde_json::from_slice(&told.get_output().stdout)?;
-    assert_eq!(models.len(), 2);
-    for model in &models {
-        assert_eq!((&model["equal_to_eager"], &model["equal_after_resume"]), (&true.into(), &true.into()), "{model}");
-        assert!(model["last_loss"].as_f64() < model["first_loss"].as_f64(), "{model}");
+    for (model, count) in [(&[][..], 2), (&["--model", "lora"], 1)] {
+        let args = [&["--cpu", "--json", "--steps", "24"], model].concat();
+        let told = example("train", &args)?.success();
+        let models: Vec<serde_json::Value> = serde_json::from_slice(&told.get_output().stdout)?;
+        assert_eq!(models.len(), count);
+        for model in &models {
+            assert_eq!(
+                (&model["equal_to_eager"], &model["equal_after_resume"]),
+                (&true.into(), &true.into()),
+                "{model}"
+            );
+            assert!(model["last_loss"].as_f64() < model["first_loss"].as_f64(), "{model}");
+        }
     }
     Ok(())
 }

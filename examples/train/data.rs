@@ -13,11 +13,11 @@ pub const BYTES: usize = 256;
 pub const KINDS: usize = 4;
 pub const SIDE: usize = 16;
 
-/// Pictures of noise with a bar: at the top, at the bottom, on the left or on the right; and which of these.
-pub fn pictures(step: usize, count: usize, device: &Device) -> Result<[Tensor; 2]> {
-    let mut rng = fastrand::Rng::with_seed(step as u64);
-    let (mut pixels, mut kinds) = (Vec::with_capacity(count * SIDE * SIDE), Vec::with_capacity(count));
-    for _ in 0..count {
+/// Pictures of noise with a bar: at the top, at the bottom, on the left or on the right; and which of these. Each follows from its number.
+pub fn pictures(numbers: &[usize]) -> Result<Vec<Tensor>> {
+    let (mut pixels, mut kinds) = (Vec::with_capacity(numbers.len() * SIDE * SIDE), Vec::with_capacity(numbers.len()));
+    for &number in numbers {
+        let mut rng = fastrand::Rng::with_seed(number as u64);
         let (kind, at) = (rng.u32(..KINDS as u32), rng.usize(..SIDE / 2));
         for (row, column) in (0..SIDE).flat_map(|row| (0..SIDE).map(move |column| (row, column))) {
             let is_bar = match kind {
@@ -30,19 +30,19 @@ pub fn pictures(step: usize, count: usize, device: &Device) -> Result<[Tensor; 2
         }
         kinds.push(kind);
     }
-    let pixels = Tensor::from_vec(pixels, (count, 1, SIDE, SIDE), device)?;
-    Ok([pixels, Tensor::from_vec(kinds, count, device)?])
+    let pixels = Tensor::from_vec(pixels, (numbers.len(), 1, SIDE, SIDE), &Device::Cpu)?;
+    Ok(vec![pixels, Tensor::new(kinds, &Device::Cpu)?])
 }
 
-/// Windows of the text, and the bytes that follow each of theirs.
-pub fn windows(step: usize, count: usize, device: &Device) -> Result<[Tensor; 2]> {
-    let mut rng = fastrand::Rng::with_seed(step as u64);
+/// Windows of the text, and the bytes that follow each of theirs. Each begins at its number's place.
+pub fn windows(numbers: &[usize]) -> Result<Vec<Tensor>> {
     let (mut ids, mut next) = (Vec::<u32>::new(), Vec::<u32>::new());
-    for _ in 0..count {
-        let at = rng.usize(..TEXT.len() - WINDOW - 1);
+    for number in numbers {
+        let at = number % (TEXT.len() - WINDOW - 1);
         let bytes = TEXT.as_bytes()[at..=at + WINDOW].iter().map(|&byte| u32::from(byte)).collect::<Vec<_>>();
         ids.extend(&bytes[..WINDOW]);
         next.extend(&bytes[1..]);
     }
-    Ok([Tensor::from_vec(ids, (count, WINDOW), device)?, Tensor::from_vec(next, (count, WINDOW), device)?])
+    let of = |bytes| Tensor::from_vec(bytes, (numbers.len(), WINDOW), &Device::Cpu);
+    Ok(vec![of(ids)?, of(next)?])
 }

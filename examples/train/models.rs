@@ -1,7 +1,11 @@
 //! A small convolutional net and a small transformer, of operators that have a backward pass in candle.
 
-use candle::{Module, Result, Tensor, D};
-use candle_nn::{conv2d, embedding, linear, loss, ops, Conv2d, Conv2dConfig, Embedding, Linear, VarBuilder};
+use std::collections::HashMap;
+
+use candle::{DType, Device, Module, Result, Tensor, D};
+use candle_nn::{conv2d, embedding, linear, loss, ops, Conv2d, Conv2dConfig, Embedding, Linear, VarBuilder, VarMap};
+use opara_candle::nn::{lora, LoraLinear};
+use opara_examples::variables;
 
 use super::data::{BYTES, KINDS, SIDE, WINDOW};
 
@@ -20,10 +24,10 @@ impl Net {
     }
 
     /// The cross entropy of pictures and kinds.
-    pub fn loss(&self, batch: &[Tensor]) -> Result<Tensor> {
+    pub fn loss(&self, batch: &[Tensor]) -> Result<Vec<Tensor>> {
         let layer = |x: Tensor, convolution: &Conv2d| convolution.forward(&x)?.relu()?.avg_pool2d(2);
         let x = self.convolutions.iter().try_fold(batch[0].clone(), layer)?;
-        loss::cross_entropy(&self.head.forward(&x.flatten_from(1)?)?, &batch[1])
+        Ok(vec![loss::cross_entropy(&self.head.forward(&x.flatten_from(1)?)?, &batch[1])?])
     }
 }
 
@@ -32,31 +36,58 @@ const HEADS: usize = 4;
 
 /// Blocks of causal attention and a gated layer, with norms before them.
 #[derive(Clone)]
-pub struct Transformer {
+pub struct Transformer<L = Linear> {
     tokens: Embedding,
     places: Tensor,
-    blocks: Vec<Block>,
+    blocks: Vec<Block<L>>,
     head: Linear,
     mask: Tensor,
 }
 
 #[derive(Clone)]
-struct Block {
-    qkv: Linear,
-    out: Linear,
-    up: Linear,
-    down: Linear,
+struct Block<L> {
+    qkv: L,
+    out: L,
+    up: L,
+    down: L,
 }
 
 impl Transformer {
     pub fn new(vb: VarBuilder) -> Result<Self> {
-        let block = |at: usize| -> Result<Block> {
-            let vb = vb.pp(format!("block.{at}"));
+        Self::of(vb, |layer, _| Ok(layer))
+    }
+}
+
+impl Transformer<LoraLinear> {
+    /// With changes of rank 8 behind the layers of a Transformer that stays, whose weights are the same at every call.
+    pub fn adapted(adapters: VarBuilder) -> Result<Self> {
+        let base = VarMap::new();
+        Transformer::new(VarBuilder::from_varmap(&base, DType::F32, adapters.device()))?;
+        let mut rng = fastrand::Rng::with_seed(1);
+        let mut weights = HashMap::new();
+        for (name, variable) in variables(&base)? {
+            let values = (0..variable.elem_count()).map(|_| (rng.f32() - 0.5) * 0.2);
+            let values = Tensor::from_iter(values, &Device::Cpu)?.reshape(variable.shape())?;
+            weights.insert(name, values.to_device(adapters.device())?);
+        }
+        let base = VarBuilder::from_tensors(weights, DType::F32, adapters.device());
+        Self::of(base, |layer, path| lora(layer.weight(), layer.bias(), 8, 16., adapters.pp(path)))
+    }
+}
+
+impl<L: Module> Transformer<L> {
+    /// `layer` gives the blocks' layers by candle's, and by their paths.
+    fn of(vb: VarBuilder, layer: impl Fn(Linear, String) -> Result<L>) -> Result<Self> {
+        let block = |at: usize| -> Result<Block<L>> {
+            let of = |name: &str, from, to| {
+                let path = format!("block.{at}.{name}");
+                layer(linear(from, to, vb.pp(&path))?, path)
+            };
             Ok(Block {
-                qkv: linear(WIDTH, 3 * WIDTH, vb.pp("qkv"))?,
-                out: linear(WIDTH, WIDTH, vb.pp("out"))?,
-                up: linear(WIDTH, 4 * WIDTH, vb.pp("up"))?,
-                down: linear(4 * WIDTH, WIDTH, vb.pp("down"))?,
+                qkv: of("qkv", WIDTH, 3 * WIDTH)?,
+                out: of("out", WIDTH, WIDTH)?,
+                up: of("up", WIDTH, 4 * WIDTH)?,
+                down: of("down", 4 * WIDTH, WIDTH)?,
             })
         };
         let hidden = (0..WINDOW).flat_map(|query| (0..WINDOW).map(move |key| if key > query { -1e4f32 } else { 0. }));
@@ -70,16 +101,17 @@ impl Transformer {
     }
 
     /// The cross entropy of windows and the bytes that follow.
-    pub fn loss(&self, batch: &[Tensor]) -> Result<Tensor> {
+    pub fn loss(&self, batch: &[Tensor]) -> Result<Vec<Tensor>> {
         let mut x = self.tokens.forward(&batch[0])?.broadcast_add(&self.places)?;
         for block in &self.blocks {
             x = (&x + self.attention(block, &norm(&x)?)?)?;
             x = (&x + block.down.forward(&block.up.forward(&norm(&x)?)?.silu()?)?)?;
         }
-        loss::cross_entropy(&self.head.forward(&norm(&x)?)?.flatten_to(1)?, &batch[1].flatten_all()?)
+        let logits = self.head.forward(&norm(&x)?)?.flatten_to(1)?;
+        Ok(vec![loss::cross_entropy(&logits, &batch[1].flatten_all()?)?])
     }
 
-    fn attention(&self, block: &Block, x: &Tensor) -> Result<Tensor> {
+    fn attention(&self, block: &Block<L>, x: &Tensor) -> Result<Tensor> {
         let (batch, tokens, _) = x.dims3()?;
         let qkv = block.qkv.forward(x)?.reshape((batch, tokens, 3 * HEADS, WIDTH / HEADS))?.transpose(1, 2)?;
         let part = |at: usize| qkv.narrow(1, at * HEADS, HEADS)?.contiguous();

@@ -89,6 +89,27 @@ impl<T> Download<T> {
     }
 }
 
+/// See the CUDA build's type.
+pub(crate) struct Upload;
+
+impl Upload {
+    pub fn new(_: &Device, _: &[Tensor]) -> Result<Self> {
+        absent()
+    }
+
+    pub fn fits(&self, _: &[Tensor]) -> bool {
+        false
+    }
+
+    pub fn enqueue(&mut self, _: &[Tensor]) -> Result<()> {
+        absent()
+    }
+
+    pub fn take(&mut self) -> Result<Vec<Tensor>> {
+        absent()
+    }
+}
+
 pub(crate) fn is_aligned(_: &Tensor) -> Result<bool> {
     absent()
 }

@@ -38,6 +38,7 @@ mod fault;
 mod gradient;
 mod host_copies;
 mod inspect;
+mod loader;
 mod measure;
 pub mod nn;
 pub mod ops;
@@ -91,6 +92,7 @@ pub use device_memory::free_memory;
 pub use error::{DecoderError, Error, Mismatch, Result, StateError, TrainError};
 pub use executor::OparaExecutor;
 /// Traces, graphs, schedulers and the search, as plain data and algorithms. Less stable than the rest.
+pub use loader::Loader;
 pub use opara_plan as plan;
 pub use opara_plan::{BuiltIn, Scheduler, Search};
 pub use options::{Numerics, OnStateful, OnUncapturable};

@@ -6,6 +6,7 @@ mod beside;
 pub mod decoder;
 #[path = "../../opara-candle/src/test_device.rs"]
 mod device;
+pub mod loader;
 mod modules;
 pub mod precision;
 pub mod trainer;

@@ -9,6 +9,8 @@ mod executor;
 mod faults;
 mod gradients;
 mod kv_cache;
+mod loader;
+mod lora;
 mod optim;
 mod reads;
 mod runtime;

@@ -12,6 +12,7 @@ mod executor;
 mod fuse;
 mod graphs;
 mod lifted;
+mod loader;
 mod ops;
 mod optim;
 mod quantized;

@@ -3,7 +3,7 @@
 use std::collections::BinaryHeap;
 
 use crate::memory;
-use crate::trace::{AccessMode, BufferId, Op, OpId, Role, Trace};
+use crate::trace::{AccessMode, BufferId, Op, OpId, Role, Trace, Work};
 
 /// A trace in two parts: the ops that run once, and the ops that every call runs.
 ///
@@ -116,13 +116,15 @@ pub(crate) fn runs_at_every_call(trace: &Trace) -> Vec<bool> {
     }
 }
 
-/// For each op: does a call leave anything behind that depends on it?
+/// For each op: does a call leave anything behind that depends on it? Of an operator on the host that may be the shape of its result, which
+/// the module's host code has looked at.
 fn read_behind(trace: &Trace) -> Vec<bool> {
     let stays = |role: Role| !matches!(role, Role::Intermediate | Role::Workspace);
     let mut wanted: Vec<bool> = trace.buffers.iter().map(|buffer| stays(buffer.role)).collect();
     let mut is_read = vec![false; trace.ops.len()];
     for (op, is_read) in trace.ops.iter().zip(&mut is_read).rev() {
-        *is_read = written(op).next().is_none() || written(op).any(|buffer| wanted[buffer]);
+        let is_on_host = matches!(op.work, Work::Host { .. });
+        *is_read = is_on_host || written(op).next().is_none() || written(op).any(|buffer| wanted[buffer]);
         if *is_read {
             read(op).for_each(|buffer| wanted[buffer] = true);
         }
@@ -208,7 +210,7 @@ fn needed(trace: &Trace, foldable: &[bool], mut wanted: Vec<bool>) -> Vec<OpId> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::trace::{Access, Buffer, Op, Region, Work};
+    use crate::trace::{Access, Buffer, Op, Region};
 
     const NONE: [OpId; 0] = [];
 
@@ -304,6 +306,9 @@ mod tests {
         assert_eq!((optimized.per_call, optimized.folded), (vec![0, 3, 4], vec![]));
         trace.buffers[4].role = Role::Workspace;
         assert_eq!(Optimized::fold_constants(&trace, u64::MAX).per_call, [0, 3, 4], "of a workspace");
+        trace.ops[2].work = Work::Host { bytes: 8, flops: 1 };
+        assert_eq!(Optimized::fold_constants(&trace, u64::MAX).per_call, [0, 1, 2, 3, 4], "of a shape");
+        trace.ops[2].work = Work::Memset(0);
         trace.buffers[4].role = Role::External;
         assert_eq!(Optimized::fold_constants(&trace, u64::MAX).per_call, [0, 1, 2, 3, 4], "which outlives the call");
     }

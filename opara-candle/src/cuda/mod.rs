@@ -34,7 +34,7 @@ pub(crate) use self::device::{
     used_outside_pool,
 };
 pub(crate) use self::driver::kernels::CompilerAhead;
-pub(crate) use self::driver::{address_of, unwatched, Download, Handover};
+pub(crate) use self::driver::{address_of, unwatched, Download, Handover, Upload};
 pub(crate) use self::record::record;
 pub(crate) use self::sample::sample;
 pub(crate) use self::whole::{Place, WholePass};

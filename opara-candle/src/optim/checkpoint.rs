@@ -16,6 +16,8 @@ const FORMAT: &str = "opara-training-2";
 /// Keys of the metadata.
 const FORMAT_KEY: &str = "opara.format";
 const OPTIMIZER_KEY: &str = "opara.optimizer";
+const ORDER_KEY: &str = "opara.order";
+const POSITION_KEY: &str = "opara.position";
 /// Names of tensors.
 pub(super) const CONTROL: &str = "opara.control";
 pub(super) const MOMENTS: &str = "opara.moments.";
@@ -68,17 +70,39 @@ pub enum CheckpointError {
         /// The difference.
         reason: String,
     },
+    /// The file has no position of a loader, or that of one with another order.
+    #[error("{}: it is of batches of {}, but the loader's are of {expected}", path.display(), found.as_deref().unwrap_or("no loader"))]
+    Loader {
+        /// The file.
+        path: PathBuf,
+        /// The order of the file, if it has any.
+        found: Option<String>,
+        /// That of this loader.
+        expected: String,
+    },
     /// candle's error.
     #[error(transparent)]
     Candle(#[from] candle::Error),
 }
 
+/// Tensors by name.
+type Snapshot = Vec<(String, Tensor)>;
+
+/// The order of a loader's batches, and those that it has given.
+pub(crate) type Position = (String, u64);
+
 /// Writes a file beside `path`, then gives it that name: a process that is stopped leaves the earlier file as it was.
-pub(super) fn write(path: &Path, optimizer: &str, tensors: &[(String, Tensor)]) -> Result<(), CheckpointError> {
+pub(super) fn write(
+    path: &Path,
+    optimizer: &str,
+    at: Option<Position>,
+    tensors: &[(String, Tensor)],
+) -> Result<(), CheckpointError> {
     let failed = |source| CheckpointError::File { path: path.into(), source };
-    let metadata = [(FORMAT_KEY, FORMAT), (OPTIMIZER_KEY, optimizer)];
-    let metadata: HashMap<_, _> =
-        metadata.into_iter().map(|(key, value)| (key.to_string(), value.to_string())).collect();
+    let fields = [(FORMAT_KEY, FORMAT.to_string()), (OPTIMIZER_KEY, optimizer.to_string())];
+    let position = at.map(|(order, position)| [(ORDER_KEY, order), (POSITION_KEY, position.to_string())]);
+    let fields = fields.into_iter().chain(position.into_iter().flatten());
+    let metadata: HashMap<_, _> = fields.map(|(key, value)| (key.to_string(), value)).collect();
     let bytes = safetensors::serialize(tensors.iter().map(|(name, tensor)| (name, tensor)), Some(metadata))
         .map_err(|source| CheckpointError::Damaged { path: path.into(), source })?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -88,12 +112,14 @@ pub(super) fn write(path: &Path, optimizer: &str, tensors: &[(String, Tensor)]) 
     Ok(())
 }
 
-/// The tensors of a file on a CPU, by these names, if it is of this optimizer and has just those, of the same shapes and dtypes.
+/// The tensors of a file on a CPU, by these names, if it is of this optimizer and has just those, of the same shapes and dtypes. With the order
+/// of a loader, also the position of one of that order.
 pub(super) fn read(
     path: &Path,
     optimizer: &str,
+    order: Option<String>,
     expected: &[(String, Shape, DType)],
-) -> Result<Vec<(String, Tensor)>, CheckpointError> {
+) -> Result<(Snapshot, Option<u64>), CheckpointError> {
     let bytes = std::fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
     let damaged = |source| CheckpointError::Damaged { path: path.into(), source };
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
@@ -106,6 +132,12 @@ pub(super) fn read(
     if found != optimizer {
         return Err(CheckpointError::Optimizer { path: path.into(), found, expected: optimizer.into() });
     }
+    let found = field(ORDER_KEY).filter(|_| order.is_some());
+    if found != order {
+        let expected = order.unwrap_or_default();
+        return Err(CheckpointError::Loader { path: path.into(), found, expected });
+    }
+    let position = field(POSITION_KEY).and_then(|position| position.parse().ok());
     let other = |name: &str, reason: String| CheckpointError::Tensor { path: path.into(), name: name.into(), reason };
     if let Some(name) = file.names().into_iter().find(|name| !expected.iter().any(|(known, ..)| known == name)) {
         return Err(other(name, "is not one of the optimizer's".into()));
@@ -120,5 +152,5 @@ pub(super) fn read(
         }
         Ok((name.clone(), Tensor::from_raw_buffer(view.data(), *dtype, view.shape(), &Device::Cpu)?))
     };
-    expected.iter().map(tensor).collect()
+    Ok((expected.iter().map(tensor).collect::<Result<_, _>>()?, position))
 }

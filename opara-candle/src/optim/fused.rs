@@ -7,7 +7,7 @@ use candle::backprop::GradStore;
 use candle::{bail, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 
-use super::checkpoint::CheckpointError;
+use super::checkpoint::{CheckpointError, Position};
 use super::claim::Claim;
 use super::loss_scale::LossScale;
 use super::mixed_precision::MixedPrecision;
@@ -242,7 +242,7 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// [`CheckpointError::File`], and a failed transfer.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), CheckpointError> {
-        self.state.save(path.as_ref(), &self.name())
+        self.save_at(path.as_ref(), None)
     }
 
     /// Reads a file that [`save`](Self::save) wrote: later steps are those that would have followed then, bit for bit. Captured steps take
@@ -251,7 +251,17 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// A file that is missing, damaged, of another optimizer or of another model. Variables and optimizer are as they were.
     pub fn load(&self, path: impl AsRef<Path>) -> Result<(), CheckpointError> {
-        self.state.load(path.as_ref(), &self.name())
+        self.load_of(path.as_ref(), None).map(drop)
+    }
+
+    /// [`save`](Self::save) with the position of a loader.
+    pub(crate) fn save_at(&self, path: &Path, at: Option<Position>) -> Result<(), CheckpointError> {
+        self.state.save(path, &self.name(), at)
+    }
+
+    /// [`load`](Self::load) with the position of a loader of this order, if one is given.
+    pub(crate) fn load_of(&self, path: &Path, order: Option<String>) -> Result<Option<u64>, CheckpointError> {
+        self.state.load(path, &self.name(), order)
     }
 
     /// The variables by name, and their copies of 16 bits.

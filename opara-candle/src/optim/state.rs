@@ -6,7 +6,7 @@ use candle::backprop::GradStore;
 use candle::{bail, DType, Device, Result, Shape, Tensor, Var};
 use parking_lot::Mutex;
 
-use super::checkpoint::{self, CheckpointError};
+use super::checkpoint::{self, CheckpointError, Position};
 use super::loss_scale::LossScale;
 use super::mixed_precision::MixedPrecision;
 use super::names::Names;
@@ -198,19 +198,25 @@ impl State {
         [control].into_iter().chain(self.slots.iter().flat_map(|slot| slot.shapes(self.rule))).collect()
     }
 
-    /// Writes a snapshot to a file. `optimizer` says what it is of.
-    pub fn save(&self, path: &Path, optimizer: &str) -> std::result::Result<(), CheckpointError> {
-        checkpoint::write(path, optimizer, &self.snapshot()?)
+    /// Writes a snapshot to a file, and the position of a loader. `optimizer` says what it is of.
+    pub fn save(&self, path: &Path, optimizer: &str, at: Option<Position>) -> std::result::Result<(), CheckpointError> {
+        checkpoint::write(path, optimizer, at, &self.snapshot()?)
     }
 
-    /// Reads what [`save`](Self::save) wrote. Nothing is changed before all of the file has been read.
-    pub fn load(&self, path: &Path, optimizer: &str) -> std::result::Result<(), CheckpointError> {
-        let read = checkpoint::read(path, optimizer, &self.shapes())?;
+    /// Reads what [`save`](Self::save) wrote, and gives the position of a loader of this order. Nothing is changed before all of the file has been
+    /// read.
+    pub fn load(
+        &self,
+        path: &Path,
+        optimizer: &str,
+        order: Option<String>,
+    ) -> std::result::Result<Option<u64>, CheckpointError> {
+        let (read, position) = checkpoint::read(path, optimizer, order, &self.shapes())?;
         let device = self.control.device();
         let moved = read.into_iter().map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
         self.restore(&moved.collect::<Result<Vec<_>>>()?)?;
         *self.rate.lock() = self.control()?[place::BASE];
-        Ok(())
+        Ok(position)
     }
 
     /// Updates the variables that have a gradient.

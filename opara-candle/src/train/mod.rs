@@ -15,6 +15,7 @@ pub use self::gradient_error::GradientError;
 use self::steps::Steps;
 use crate::builder::Builder;
 use crate::executor::OparaExecutor;
+use crate::loader::Loader;
 use crate::optim::{CheckpointError, Claim, Fused, Params};
 use crate::report::{Mode, Report};
 use crate::shapes::{key, Key};
@@ -180,5 +181,23 @@ impl<P: Params> Trainer<P> {
     /// Those of [`Fused::load`].
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<(), CheckpointError> {
         self.optimizer.load(path)
+    }
+
+    /// [`save`](Self::save) with the position of a loader.
+    ///
+    /// # Errors
+    /// Those of [`Fused::save`].
+    pub fn save_with(&self, path: impl AsRef<Path>, loader: &Loader) -> Result<(), CheckpointError> {
+        self.optimizer.save_at(path.as_ref(), Some((loader.order(), loader.position())))
+    }
+
+    /// [`load`](Self::load) which also has a loader go on from where the other was.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Loader`] for a file of a loader of other rows, batches or seed, and those of [`Fused::load`].
+    pub fn load_with(&mut self, path: impl AsRef<Path>, loader: &mut Loader) -> Result<(), CheckpointError> {
+        let position = self.optimizer.load_of(path.as_ref(), Some(loader.order()))?;
+        loader.seek(position.unwrap_or_default());
+        Ok(())
     }
 }

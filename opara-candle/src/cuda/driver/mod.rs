@@ -29,6 +29,7 @@ mod out_of_memory;
 mod quantized;
 mod status;
 mod stream;
+mod upload;
 mod versions;
 mod watched_memory;
 mod written_memory;
@@ -53,6 +54,7 @@ pub(super) use opara_interpose::{
 pub(super) use out_of_memory::lacks_memory;
 pub(crate) use quantized::quantized_tensor;
 pub(super) use stream::{Event, Stream, StreamId};
+pub(crate) use upload::Upload;
 pub(super) use versions::software;
 pub(super) use watched_memory::WatchedMemory;
 pub(super) use written_memory::WrittenMemory;

@@ -181,6 +181,11 @@ impl Stream {
         }
     }
 
+    /// Another stream of its device.
+    pub fn beside(&self) -> Result<Self> {
+        self.context().new_stream().map(Self).map_err(wrap("cuStreamCreate"))
+    }
+
     /// A new event; with `timed`, times between events can be measured.
     pub fn event(&self, timed: bool) -> Result<Event> {
         let flags = timed.then_some(sys::CUevent_flags::CU_EVENT_DEFAULT);
