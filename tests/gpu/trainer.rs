@@ -1,7 +1,7 @@
 //! Trainers on a GPU, whose steps are captured.
 
 use candle::{DType, Result, Tensor};
-use candle_nn::ParamsAdamW;
+use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::AdamW;
 use opara_candle::{Error, Numerics, OnUncapturable, OparaExecutor};
 
