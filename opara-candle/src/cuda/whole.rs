@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use candle::{Device, Shape, Tensor};
 use hashbrown::HashMap;
+use opara_plan::kernel_catalog::Meaningless;
 use opara_plan::rewrite::{whole, Graph, Value, Whole};
 use parking_lot::Mutex;
 
@@ -72,7 +73,8 @@ impl WholePass {
         let Whole { mut graph, overwritten, kept, origins } = whole(trace, kept).map_err(|op| {
             let unknown = trace.ops.get(op).map(|op| {
                 let scope = if op.label.is_empty() { String::new() } else { format!(" (at `{}`)", op.label) };
-                format!("it is not known what `{}` computes{scope}", op.name)
+                let why = Meaningless::of(&op.name).map_or_else(String::new, |of| format!(": {}", of.why));
+                format!("it is not known what `{}` computes{scope}{why}", op.name)
             });
             let reason = unknown.unwrap_or_else(|| "it gives nothing that it computes".into());
             Error::NotCapturable { reason }

@@ -198,7 +198,8 @@ fn recorded(of: &mut Evaluation, node: &Node, function: &Function) -> Result<Ten
         Function::ExpertProduct(product) => experts::product(of, node, product)?,
         Function::Count => experts::count(of, node)?,
         Function::Bounds => experts::bounds(of, node)?,
-        Function::Attention(shape) => attending::attention(of, node, shape)?,
+        Function::Attention(shape) => attending::attention(of, node, shape, None)?,
+        Function::PagedAttention(shape, pages) => attending::attention(of, node, shape, Some(pages))?,
         Function::Upload | Function::Part => bail!("{function:?} is no value"),
     })
 }

@@ -1,8 +1,13 @@
 //! Modules of candle's rarer kernels, between parts that rules are about: exact executors give candle's bits, accurate ones are no less
 //! accurate.
+#![cfg(feature = "cuda")]
 
+use candle::cuda_backend::cudarc::driver::{DeviceRepr, LaunchConfig, PushKernelArg};
+use candle::cuda_backend::{kernels, CudaDType, CudaStorage, WrapErr};
 use candle::quantized::{GgmlDType, QTensor};
-use candle::{DType, Device, Result, Tensor, D};
+use candle::{CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Tensor, D};
+use candle_nn::moe::moe_gemm_gguf;
+use half::f16;
 use opara_candle::OparaExecutor;
 
 use super::{no_less_accurate, noise, Inputs};
@@ -29,7 +34,92 @@ fn dense(x: &Tensor, weight: &Tensor) -> Result<Tensor> {
     x.matmul(&weight.t()?)?.silu()
 }
 
-const CASES: [Case; 9] = [
+/// Windows of so many rows and columns, one after another, by the kernels with which candle computes convolutions without cuDNN.
+struct Windows {
+    /// Of an image; a line has columns alone.
+    rows: Option<usize>,
+    columns: usize,
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+}
+
+impl Windows {
+    fn count(&self, len: usize, kernel: usize) -> usize {
+        (len + 2 * self.padding - self.dilation * (kernel - 1) - 1) / self.stride + 1
+    }
+
+    /// The number of each item's windows, along rows and columns, and the elements of a window.
+    fn sizes(&self, dims: &[usize]) -> (Vec<usize>, usize) {
+        let kernel: Vec<usize> = self.rows.iter().chain([&self.columns]).copied().collect();
+        let counts = dims[2..].iter().zip(&kernel).map(|(&len, &kernel)| self.count(len, kernel));
+        (counts.collect(), dims[1] * kernel.iter().product::<usize>())
+    }
+
+    fn launch<T: CudaDType + DeviceRepr>(
+        &self,
+        of: &CudaStorage,
+        layout: &Layout,
+        types: &str,
+    ) -> Result<(CudaStorage, Shape)> {
+        let (device, dims) = (of.device.clone(), layout.dims());
+        let (counts, window) = self.sizes(dims);
+        let (windows, kernel) =
+            (counts.iter().product::<usize>() * dims[0], if self.rows.is_some() { "" } else { "1d" });
+        // A thread writes an element of a window, or a line of one.
+        let threads = windows * if self.rows.is_some() { window } else { dims[1] };
+        let function = device.get_or_load_func(&format!("im2col{kernel}_{types}"), &kernels::CONV)?;
+        let table = device.clone_htod(&[dims, layout.stride()].concat())?;
+        let from = of.as_cuda_slice::<T>()?.slice(layout.start_offset()..);
+        // SAFETY: the kernel writes all elements.
+        let to = unsafe { device.alloc::<T>(windows * window)? };
+        let numbers: Vec<usize> = [threads].into_iter().chain(counts).chain(self.rows).collect();
+        let mut launch = function.builder();
+        for number in &numbers {
+            launch.arg(number);
+        }
+        launch.arg(&self.columns).arg(&self.stride).arg(&self.padding).arg(&self.dilation);
+        launch.arg(&table).arg(&from).arg(&to);
+        // SAFETY: candle launches it so, with these arguments.
+        unsafe { launch.launch(LaunchConfig::for_num_elems(threads as u32)) }.w()?;
+        Ok((CudaStorage::wrap_cuda_slice(to, device), (windows, window).into()))
+    }
+}
+
+impl CustomOp1 for Windows {
+    fn name(&self) -> &'static str {
+        "windows"
+    }
+
+    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        candle::bail!("a kernel of the GPU")
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        use candle::backend::BackendStorage;
+        match storage.dtype() {
+            DType::F16 => self.launch::<f16>(storage, layout, "f16"),
+            DType::F32 => self.launch::<f32>(storage, layout, "f32"),
+            _ => self.launch::<f64>(storage, layout, "f64"),
+        }
+    }
+}
+
+const CASES: [Case; 10] = [
+    Case {
+        said: "windows of images and lines, times weights",
+        module: |w, x| {
+            let y = x[0].conv2d(&w[0], 1, 1, 1, 1)?.silu()?;
+            let of_image = Windows { rows: Some(3), columns: 2, stride: 2, padding: 1, dilation: 1 };
+            let y = y.apply_op1_no_bwd(&of_image)?.matmul(&w[1].t()?)?.silu()?;
+            // As candle lays it out: windows, then channels.
+            let y = y.reshape((2, (), 16))?.transpose(1, 2)?;
+            let of_line = Windows { rows: None, columns: 4, stride: 1, padding: 2, dilation: 2 };
+            y.contiguous()?.apply_op1_no_bwd(&of_line)?.matmul(&w[2].t()?)?.tanh()
+        },
+        weights: &[&[24, 16, 3, 3], &[16, 24 * 6], &[8, 16 * 4]],
+        x: &[2, 16, 12, 10],
+    },
     Case {
         said: "bilinear upsampling between convolutions",
         module: |w, x| {
@@ -154,11 +244,14 @@ impl Blocks {
         })
     }
 
-    /// Ids of rows, and of two experts of each.
+    /// Ids of rows, and of two experts of each, by both of candle's kernels.
     fn forward(&self, ids: &Tensor, experts: &Tensor) -> Result<Tensor> {
-        let y = dense(&norm(&self.table.embedding(ids)?)?, &self.dense)?;
-        let y = self.experts.indexed_moe_forward(&norm(&y)?.unsqueeze(1)?, experts)?;
-        norm(&y)?.sum(1)?.silu()
+        let x = norm(&dense(&norm(&self.table.embedding(ids)?)?, &self.dense)?)?;
+        let y = self.experts.indexed_moe_forward(&x.unsqueeze(1)?, experts)?;
+        let (by_expert, order) = experts.reshape((1, ()))?.sort_last_dim(true)?;
+        let (by_expert, order) = (by_expert.flatten_all()?, order.flatten_all()?);
+        let z = moe_gemm_gguf(&x, &self.experts, &None, &order, &by_expert, 2, false, DType::F16)?;
+        norm(&(&y + z.reshape(y.shape())?)?)?.sum(1)?.silu()
     }
 
     /// The same with the blocks' elements, in double precision.
@@ -172,7 +265,7 @@ impl Blocks {
             .repeat((1, 2, 1))?
             .reshape(((), 1, 256))?
             .matmul(&weights.transpose(1, 2)?.contiguous()?)?;
-        norm(&y.reshape(((), 2, 64))?)?.sum(1)?.silu()
+        norm(&(y.reshape(((), 2, 64))? * 2.)?)?.sum(1)?.silu()
     }
 }
 

@@ -16,6 +16,9 @@ const ROUNDED: Effects =
     Effects::writes(1, Elements(&[Grid(1), Block(1), Argument(3), Over(32), Times(36)])).of_bytes(1);
 /// in, weights, ids of tokens, ids or offsets of experts, factors, out, ...; rows of `out` that no id names stay
 const EXPERTS: Effects = Effects::writes(5, Rest).before(PartlyKept);
+/// One structure, `Flash_fwd_params`, whose words count as arguments. The result is word 14; the logarithms of sums, which nobody reads, are
+/// word 20
+const ATTENTION: Effects = Effects::writes(14, Rest).updates(20);
 
 /// The identifiers behind their namespaces, or what they begin with if that ends in `_`. A longer one comes before its beginnings.
 pub const LINKED: &[KernelEntry] = &[
@@ -47,11 +50,10 @@ pub const LINKED: &[KernelEntry] = &[
         .computes(),
     // moe_utils.cuh: ids of experts, counts, tokens
     row("count_tokens_per_expert_kernel", Other, Count, Effects::writes(1, Rest).before(AddedTo)).linked(&[8, 8, 4]),
-    // flash_fwd_launch_template.h of candle-flash-attn: one structure, `Flash_fwd_params`, whose words count as arguments. The result is
-    // word 14; the logarithms of sums, which nobody reads, are word 20
-    row("flash_fwd_kernel", Family::Attention, Means::Attention, Effects::writes(14, Rest).updates(20))
-        .linked(&[464])
-        .computes(),
+    // flash_fwd_launch_template.h of candle-flash-attn
+    row("flash_fwd_kernel", Family::Attention, Means::Attention, ATTENTION).linked(&[464]).computes(),
+    // The same with keys in pages
+    row("flash_fwd_splitkv_kernel", Family::Attention, Means::Attention, ATTENTION).linked(&[464]).computes(),
     // moe_utils.cuh: counts, offsets, experts
     row("expert_prefix_sum_kernel", Other, Bounds, Effects::writes(1, Rest)).linked(&[8, 8, 4]),
 ];

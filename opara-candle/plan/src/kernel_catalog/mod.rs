@@ -3,12 +3,14 @@
 //! [`ENTRIES`] and [`LINKED`] declare candle's kernels by the prefixes of their names. The names of this library's kernels say what they
 //! do in a word (`own`). `library` classifies kernels of cuBLAS, cuDNN and other frameworks by substrings. A [`KernelName`] looks its
 //! kernel up once, when a pass is recorded or a trace is read, and later stages use the result. The memory that a kernel reads and
-//! writes depends on its arguments, and so do its operands: a row says how ([`Effects`], [`Means`]).
+//! writes depends on its arguments, and so do its operands: a row says how ([`Effects`], [`Means`]). [`MEANINGLESS`] are those whose result is
+//! no function that is known.
 
 mod effects;
 mod family;
 mod library;
 mod linked;
+mod meaningless;
 mod means;
 mod name;
 mod own;
@@ -18,6 +20,7 @@ mod shipped;
 pub use effects::{Before, Effects, Extent, Factor};
 pub use family::Family;
 pub use linked::LINKED;
+pub use meaningless::{Meaningless, MEANINGLESS};
 pub use means::Means;
 pub use name::KernelName;
 pub use properties::{Class, Precision, Traffic};

@@ -154,6 +154,7 @@ fn node_of_item(node: &Node, items: u64) -> Option<Node> {
         | Function::Count
         | Function::Bounds
         | Function::Attention(_)
+        | Function::PagedAttention(..)
         | Function::Rotary(_)
         | Function::Upload
         | Function::Part => return None,

@@ -56,7 +56,10 @@ pub fn regions(trace: &Trace) -> Vec<Region> {
 
 /// Whether rules may be about it, and operators compute it about as fast as candle's kernel does.
 fn is_of_rules(meaning: &Meaning) -> bool {
-    let has_operator = !matches!(meaning.function, Function::Unfold(_) | Function::Fold(_) | Function::Attention(_));
+    let has_operator = !matches!(
+        meaning.function,
+        Function::Unfold(_) | Function::Fold(_) | Function::Attention(_) | Function::PagedAttention(..)
+    );
     has_operator && meaning.views().all(|view| view.element.is_of_rules())
 }
 

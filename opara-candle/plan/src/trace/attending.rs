@@ -27,3 +27,12 @@ pub struct Attending {
     /// Whether texts of several lengths lie one behind another, and operands say where each begins.
     pub is_packed: bool,
 }
+
+/// Pages of keys and values, of which each text has some, in an order of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Pages {
+    /// Keys of a page.
+    pub keys: u64,
+    /// Pages that a text may have.
+    pub of_text: u64,
+}

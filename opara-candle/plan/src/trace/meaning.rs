@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::attending::Attending;
+use super::attending::{Attending, Pages};
 use super::block_type::BlockType;
 use super::element::Element;
 use super::ids::BufferId;
@@ -174,6 +174,9 @@ pub enum Function {
     /// Attention of the queries `a`, `(texts, queries, heads, size)`, over the keys `b` and the values `c`, `(texts, keys, heads, size)`.
     /// Then come the slopes, and where the queries and the keys of each text begin, and of the last one end.
     Attention(Attending),
+    /// The same of packed queries, whose keys and values are `(pages, keys of a page, heads, size)`. Behind all other operands are the
+    /// pages of each text as integers, `(texts, pages of a text)`, in the order of its keys.
+    PagedAttention(Attending, Pages),
 }
 
 /// Rows and columns between those of an image.

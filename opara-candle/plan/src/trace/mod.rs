@@ -12,7 +12,7 @@ mod meaning;
 mod region;
 mod window;
 
-pub use attending::Attending;
+pub use attending::{Attending, Pages};
 pub use block_type::BlockType;
 pub use element::Element;
 pub use file::{FileError, TraceFileError};

@@ -40,8 +40,9 @@ mod tests {
     use std::collections::BTreeSet;
     use std::path::{Path, PathBuf};
 
-    use opara_plan::kernel_catalog::LINKED;
+    use opara_plan::kernel_catalog::{Meaningless, LINKED, MEANINGLESS};
 
+    use super::super::kernels_in_ptx;
     use super::*;
 
     #[test]
@@ -70,8 +71,8 @@ mod tests {
         assert_eq!(widths("someones_gemm", &[8, 8, 4, 4]), None);
     }
 
-    /// The folder of candle-kernels' sources, of the version that this build uses.
-    fn sources() -> PathBuf {
+    /// The folder of candle-kernels, of the version that this build uses.
+    fn candle_kernels() -> PathBuf {
         let cargo = std::process::Command::new(env!("CARGO"))
             .args(["metadata", "--format-version", "1", "--offline", "--filter-platform", "x86_64-unknown-linux-gnu"])
             .args(["--manifest-path", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"), "--features", "cuda"])
@@ -80,50 +81,78 @@ mod tests {
         let metadata: serde_json::Value = serde_json::from_slice(&cargo.stdout).unwrap();
         let packages = metadata["packages"].as_array().unwrap();
         let found = packages.iter().find(|package| package["name"] == "candle-kernels").unwrap();
-        Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().join("src")
+        Path::new(found["manifest_path"].as_str().unwrap()).parent().unwrap().to_path_buf()
     }
 
-    /// The identifiers behind `__global__` in all files of a folder that are not compiled to PTX.
-    fn identifiers(folder: &Path, found: &mut BTreeSet<String>) {
+    /// The files of a folder without comments, and their names.
+    fn files(folder: &Path) -> Vec<(String, String)> {
+        let mut files = Vec::new();
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                identifiers(&path, found);
-                continue;
-            }
-            let name = path.file_name().unwrap().to_string_lossy().to_string();
-            let is_linked = ["moe_", "mmvq_", "mmq_"].iter().any(|of| name.starts_with(of)) || name == "gguf.cuh";
-            // Compiled with a feature of candle-kernels that candle does not have.
-            if !is_linked || name == "moe_align.cu" {
+                files.extend(self::files(&path));
                 continue;
             }
             let source = std::fs::read_to_string(&path).unwrap();
             let lines = source.lines().map(|line| line.split("//").next().unwrap_or_default());
-            for declared in lines.collect::<Vec<_>>().join("\n").split("__global__").skip(1) {
+            files.push((path.file_name().unwrap().to_string_lossy().into(), lines.collect::<Vec<_>>().join("\n")));
+        }
+        files
+    }
+
+    /// The identifiers of kernels that are not compiled to PTX.
+    fn identifiers() -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for (name, source) in files(&candle_kernels().join("src")) {
+            let is_linked = ["moe_", "mmvq_", "mmq_"].iter().any(|of| name.starts_with(of)) || name == "gguf.cuh";
+            for declared in source.split("__global__").skip(1).filter(|_| is_linked) {
                 let before = declared.split('(').next().unwrap();
                 // What a macro puts in.
                 let word = before.split_whitespace().last().unwrap().replace("##tag##_##dst_tag##", "q4_0_f32");
                 found.insert(word.replace("##ncols", "1"));
             }
         }
+        found
+    }
+
+    /// The same of candle-flash-attn, which is no dependency; `None` if its sources do not lie beside those of candle-kernels.
+    fn identifiers_of_flash() -> Option<BTreeSet<String>> {
+        let folder = candle_kernels();
+        let of_kernels = folder.file_name().unwrap().to_string_lossy().to_string();
+        let folder = folder.with_file_name(of_kernels.replace("candle-kernels", "candle-flash-attn")).join("kernels");
+        let found = folder.is_dir().then(|| files(&folder))?.into_iter().flat_map(|(_, source)| {
+            let declared = source.split("\nDEFINE_FLASH_FORWARD_KERNEL(").skip(1);
+            declared.map(|of| of.split(',').next().unwrap().to_string()).collect::<Vec<_>>()
+        });
+        Some(found.collect())
+    }
+
+    /// Some are in a namespace.
+    fn row_of(name: &str) -> Option<&'static KernelEntry> {
+        KernelEntry::of_linked(name).or_else(|| KernelEntry::of_linked(&format!("vllm_rs::{name}")))
     }
 
     #[test]
-    fn every_kernel_that_candle_links_has_a_row() {
-        let mut found = BTreeSet::new();
-        identifiers(&sources(), &mut found);
-        assert!(found.len() >= LINKED.len() - 1, "{found:?}");
-        // Some are in a namespace.
-        let row_of =
-            |name: &str| KernelEntry::of_linked(name).or_else(|| KernelEntry::of_linked(&format!("vllm_rs::{name}")));
-        let unknown: Vec<_> = found.iter().filter(|name| row_of(name).is_none()).collect();
+    fn every_kernel_that_candle_links_has_a_row_or_no_meaning() {
+        let of_flash = identifiers_of_flash();
+        if of_flash.is_none() {
+            eprintln!("skipped for candle-flash-attn, whose sources are not there");
+        }
+        let found: BTreeSet<String> = identifiers().into_iter().chain(of_flash.clone().into_iter().flatten()).collect();
+        let is_known = |name: &&String| row_of(name).is_some() || Meaningless::of(name).is_some();
+        let unknown: Vec<_> = found.iter().filter(|name| !is_known(name)).collect();
         assert!(unknown.is_empty(), "kernels without effects: {unknown:?}");
         let is_used =
             |row: &KernelEntry| found.iter().any(|name| row_of(name).is_some_and(|of| of.prefix == row.prefix));
-        // candle-flash-attn is no dependency.
-        let of_others = |row: &KernelEntry| row.prefix == "flash_fwd_kernel";
-        let unused: Vec<_> =
-            LINKED.iter().filter(|row| !is_used(row) && !of_others(row)).map(|row| row.prefix).collect();
-        assert!(unused.is_empty(), "rows without a kernel: {unused:?}");
+        let is_there = |row: &&KernelEntry| of_flash.is_some() || !row.prefix.starts_with("flash_");
+        let unused = LINKED.iter().filter(is_there).filter(|row| !is_used(row)).map(|row| row.prefix);
+        assert_eq!(unused.collect::<Vec<_>>(), [""; 0], "rows without a kernel");
+        let in_ptx: Vec<_> = kernels_in_ptx().map(|(name, _)| name).collect();
+        let is_kernel = |of: &Meaningless| {
+            let mut names = found.iter().map(String::as_str).chain(in_ptx.iter().copied());
+            names.any(|name| name.starts_with(of.name))
+        };
+        let none = MEANINGLESS.iter().filter(|of| of_flash.is_some() || !of.name.starts_with("flash_"));
+        assert_eq!(none.filter(|of| !is_kernel(of)).map(|of| of.name).collect::<Vec<_>>(), [""; 0], "no such kernel");
     }
 }

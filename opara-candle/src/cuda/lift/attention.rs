@@ -1,7 +1,7 @@
 //! The attention of candle-flash-attn, whose kernels take one structure.
 
 use super::arguments::{bits, Arguments};
-use crate::trace::{Attending, Dim, Element, Function, Meaning, View};
+use crate::trace::{Attending, Dim, Element, Function, Meaning, Pages, View};
 
 // Places of `Flash_fwd_params` (kernels/flash.h), in bytes.
 const QUERIES: usize = 0;
@@ -10,11 +10,12 @@ const VALUES: usize = 16;
 const RESULT: usize = 112;
 const STARTS: [usize; 2] = [224, 232];
 const SLOPES: usize = 440;
-/// Pointers that are null where attention is what is understood here: probabilities, padding, lengths, new keys, pages, prefixes.
-const OTHERS: [usize; 6] = [152, 240, 248, 264, 352, 376];
+const PAGES: usize = 352;
+/// Pointers that are null where attention is what is understood here: probabilities, padding, lengths, new keys, prefixes.
+const OTHERS: [usize; 5] = [152, 240, 248, 264, 376];
 
 impl Arguments<'_> {
-    /// What a launch of `flash_fwd_kernel` computes.
+    /// What a launch of `flash_fwd_kernel` computes, or of `flash_fwd_splitkv_kernel`, which splits nothing.
     pub fn attention(&self) -> Option<Meaning> {
         let (_, bytes) = self.arguments.argument(0)?;
         let word = |at: usize| bytes.get(at..at + 8).map(bits);
@@ -38,18 +39,31 @@ impl Arguments<'_> {
             let dims = dims.chain([Some(Dim { len: size, stride: 1 })]).collect::<Option<_>>()?;
             self.view_at(at, element, dims)
         };
-        // Of packed texts, the keys of all go on to the end of their buffer.
-        let all_keys = || {
-            let reach = self.reach_at(KEYS)? / element.bytes();
-            let row = word(56)?;
-            Some(reach.checked_sub(kv_heads.checked_mul(size)?)?.checked_div(row)? + 1)
+        // What goes on to the end of its buffer: the keys of all packed texts, and pages.
+        let all = |at: usize, one: u64, stride: u64| {
+            let reach = self.reach_at(at)? / element.bytes();
+            Some(reach.checked_sub(one)?.checked_div(stride)? + 1)
         };
-        let (rows, of_keys) = if is_packed { (all_queries, all_keys()?) } else { (queries, keys) };
-        let mut reads = vec![
-            view(QUERIES, 0, rows, heads)?,
-            view(KEYS, 1, of_keys, kv_heads)?,
-            view(VALUES, 2, of_keys, kv_heads)?,
-        ];
+        let of_token = kv_heads.checked_mul(size)?;
+        let pages = match word(PAGES)? {
+            0 => None,
+            _ => Some(Pages { keys: int(368)?.into(), of_text: word(360)? }).filter(|_| is_packed),
+        };
+        (pages.is_some() == (word(PAGES)? != 0)).then_some(())?;
+        // Pages, or the rows of a text.
+        let kept = |at: usize, which: usize| -> Option<View> {
+            let Some(pages) = pages else {
+                let rows = if is_packed { all(at, of_token, word(48 + 8 * which)?)? } else { keys };
+                return view(at, which, rows, kv_heads);
+            };
+            let [page, row, head] = [24, 48, 72].map(|first| word(first + 8 * which));
+            let (page, row, head) = (page?, row?, head?);
+            let count = all(at, pages.keys.checked_sub(1)?.checked_mul(row)?.checked_add(of_token)?, page)?;
+            let dims = [(count, page), (pages.keys, row), (kv_heads, head), (size, 1)];
+            self.view_at(at, element, dims.map(|(len, stride)| Dim { len, stride }).to_vec())
+        };
+        let rows = if is_packed { all_queries } else { queries };
+        let mut reads = vec![view(QUERIES, 0, rows, heads)?, kept(KEYS, 1)?, kept(VALUES, 2)?];
         let has_slopes = word(SLOPES)? != 0;
         let row = |len| vec![Dim { len, stride: 1 }];
         if has_slopes {
@@ -62,6 +76,10 @@ impl Arguments<'_> {
                 reads.push(self.view_at(at, Element::U32, row(texts + 1))?);
             }
         }
+        if let Some(pages) = pages {
+            let dims = [(texts, pages.of_text), (pages.of_text, 1)].map(|(len, stride)| Dim { len, stride });
+            reads.push(self.view_at(PAGES, Element::U32, dims.to_vec())?);
+        }
         let seen = |at: usize| Some(u64::try_from(int(at)? as i32).ok());
         let (before, behind) = (seen(412)?, seen(416)?);
         let behind = if bytes[433] != 0 { Some(0) } else { behind };
@@ -73,6 +91,7 @@ impl Arguments<'_> {
         let len = all.checked_mul(heads)?.checked_mul(size)?;
         let is_dense = word(136)? == heads * size && word(144)? == size;
         let writes = Some(self.view_at(RESULT, element, row(len))?);
-        is_dense.then_some(Meaning { function: Function::Attention(of), reads, writes })
+        let function = pages.map_or(Function::Attention(of), |pages| Function::PagedAttention(of, pages));
+        is_dense.then_some(Meaning { function, reads, writes })
     }
 }

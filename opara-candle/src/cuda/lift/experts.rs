@@ -19,7 +19,6 @@ impl Arguments<'_> {
     /// padding, rows of an item, of which there is one or one for each expert.
     pub fn block_experts(&self, types: &str, of: &Rounded) -> Option<Meaning> {
         let blocks = types.strip_suffix("_q8_1")?;
-        // Of Q8_0 it takes experts to begin at an eighth of where they do.
         let blocks = BlockType::ALL.into_iter().find(|of| of.name().replace('_', "") == blocks)?;
         let [of_blocks, columns, inner, items, each, padded, of_item] = self.integers([1, 4, 5, 6, 7, 8, 9])?;
         let rows = items.checked_mul(each)?;
@@ -49,10 +48,6 @@ impl Arguments<'_> {
     pub fn expert_rows(&self, means: Means, name: &str) -> Option<Meaning> {
         let element = if name.contains("bfloat16") { Element::Bf16 } else { Element::F16 };
         let is_of_blocks = means == Means::LinkedExpertBlocks;
-        // It takes the bits of a half that it writes for a number.
-        if element == Element::F16 && !is_of_blocks {
-            return None;
-        }
         let blocks = if is_of_blocks { Some(block_of_template(name)?) } else { None };
         let product = self.sizes(Named::ByBounds, blocks)?;
         let Experts { rows, shared, inner, .. } = product;

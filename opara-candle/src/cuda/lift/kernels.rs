@@ -2,11 +2,14 @@
 
 use super::arguments::Arguments;
 use crate::trace::{Element, Function, Meaning, Order, View};
-use opara_plan::kernel_catalog::{KernelEntry, Means};
+use opara_plan::kernel_catalog::{KernelEntry, Meaningless, Means};
 
 impl Arguments<'_> {
     /// What a launch of the kernel of this name computes; `None` also where it is launched in a way that has no meaning.
     pub fn meaning(&self, entry: &KernelEntry, name: &str) -> Option<Meaning> {
+        if Meaningless::of(name).is_some() {
+            return None;
+        }
         // Of kernels in C++ the name ends in no types.
         let types = name.strip_prefix(entry.prefix).unwrap_or_default();
         let one = || Element::of_name(types);

@@ -2,7 +2,7 @@
 
 use super::arguments::{by_rows, Arguments};
 use crate::trace::{BlockType, Element, Function, Meaning, View};
-use opara_plan::kernel_catalog::{KernelEntry, Means};
+use opara_plan::kernel_catalog::{KernelEntry, Meaningless, Means};
 
 /// Rows that a launch has rounded to blocks of 8 bits.
 pub(super) struct Rounded {
@@ -96,6 +96,9 @@ impl Arguments<'_> {
 
     /// The product of rows that a launch before has rounded.
     pub fn product_of(&self, entry: &KernelEntry, name: &str, of: &Rounded) -> Option<Product> {
+        if Meaningless::of(name).is_some() {
+            return None;
+        }
         let types = name.strip_prefix(entry.prefix);
         let complete = |meaning: Meaning| Product { meaning, incomplete: None };
         match entry.means {

@@ -5,14 +5,8 @@ use hashbrown::HashMap;
 use super::arguments::{Arguments, Pointed};
 use crate::cuda::driver;
 use crate::cuda::kernels::kernels_in_ptx;
-use crate::trace::{BlockType, Element, Function, Launch, Meaning, Named};
-use opara_plan::kernel_catalog::{KernelEntry, Means, LINKED};
-
-/// Kernels without a meaning, and why.
-const EXCEPTIONS: [(&str, &str); 2] = [
-    ("sum_", "candle launches it nowhere: its sums are those of `fast_sum_`"),
-    ("indexed_moe_forward_q8_0_", "it reads an expert's weight at an eighth of where candle lays it"),
-];
+use crate::trace::{BlockType, Element, Function, Launch, Meaning, Named, Pages};
+use opara_plan::kernel_catalog::{KernelEntry, Meaningless, Means, LINKED};
 
 /// An argument.
 #[derive(Clone, Copy)]
@@ -57,6 +51,18 @@ impl Made {
             }
         }
         Self { arguments, launch: Launch { grid, block, ..Default::default() }, pointers, tables }
+    }
+
+    /// The same structure with other words.
+    fn with(mut self, others: &[(usize, u64)]) -> Self {
+        let mut words: Vec<u64> = self.arguments.words().map(|(_, word)| word).collect();
+        for &(at, word) in others {
+            words[at] = word;
+            if word == address(at) {
+                self.pointers.insert(at * 8, Pointed { buffer: at, delta: 0, bytes: 384 });
+            }
+        }
+        Self { arguments: driver::Arguments::of_structure(&words), ..self }
     }
 
     fn read<T>(&self, read: impl FnOnce(&Arguments) -> T) -> T {
@@ -175,9 +181,10 @@ fn every_kernel_in_ptx_has_a_meaning() {
     let mut count = 0;
     for (name, widths) in kernels_in_ptx() {
         let entry = KernelEntry::of(name).unwrap_or_else(|| panic!("{name} has no row"));
-        if EXCEPTIONS.iter().any(|(prefix, _)| name.starts_with(prefix)) {
+        if Meaningless::of(name).is_some() {
             continue;
         }
+        assert_ne!(entry.means, Means::Unused, "{name} is to say why it has no meaning");
         count += 1;
         let made = launch(entry, name);
         let of_made = (0..made.arguments.count()).map(|at| made.arguments.argument(at).unwrap().1.len());
@@ -267,7 +274,7 @@ fn every_kernel_that_is_linked_has_a_meaning() {
         let of_halves = "_ZN7vllm_rs23moe_gemm_grouped_kernelI6__halfLi16ELi16ELi2EEEvPKT_";
         let made = Made::new(&sizes(0)[..11], [1; 3], [1; 3]);
         let found = made.read(|arguments| arguments.meaning(row("vllm_rs::moe_gemm_grouped_kernel"), of_halves));
-        assert!(found.is_none(), "it writes the bits of halves as numbers");
+        assert!(found.is_none() && Meaningless::of(of_halves).is_some());
         with.extend(["vllm_rs::moe_gemm_gguf_kernel", "quantize_q8_1"]);
     }
     for prefix in ["count_tokens_per_expert_kernel", "expert_prefix_sum_kernel"] {
@@ -275,8 +282,8 @@ fn every_kernel_that_is_linked_has_a_meaning() {
         assert!(made.read(|arguments| arguments.meaning(row(prefix), prefix)).is_some(), "{prefix}");
         with.push(prefix);
     }
-    // Attention has a test of its own.
-    with.push("flash_fwd_kernel");
+    // Attention has tests of its own.
+    with.extend(["flash_fwd_kernel", "flash_fwd_splitkv_kernel"]);
     let without: Vec<&str> = LINKED.iter().map(|row| row.prefix).filter(|prefix| !with.contains(prefix)).collect();
     assert!(without.is_empty(), "kernels without a meaning: {without:?}");
 }
@@ -328,10 +335,27 @@ fn the_structure_of_attention_is_read() {
     assert_eq!((attending.scale, attending.cap, attending.before, attending.behind), (0.25, 20., Some(3), Some(0)));
     assert_eq!(dims, [vec![(1, 0), (12, 32), (4, 8), (8, 1)], vec![(1, 0), (12, 16), (2, 8), (8, 1)]]);
     assert_eq!((reads, results), (5, Some(12 * 32)));
-    // Pages of keys are not understood.
-    let mut made = flash_params(false, [-1, -1], 0.);
-    let mut words: Vec<u64> = made.arguments.words().map(|(_, word)| word).collect();
-    words[44] = address(44);
-    made.arguments = driver::Arguments::of_structure(&words);
-    assert!(made.read(|arguments| arguments.meaning(entry, "")).is_none());
+    // What is understood neither way: pages of texts that are not packed, and prefixes that all queries see.
+    for (is_packed, at) in [(false, PAGES), (true, 47)] {
+        let made = flash_params(is_packed, [-1, -1], 0.).with(&[(at, address(at))]);
+        assert!(made.read(|arguments| arguments.meaning(entry, "")).is_none());
+    }
+}
+
+/// The word that points to the pages of texts.
+const PAGES: usize = 44;
+
+#[test]
+fn keys_in_pages_are_read() {
+    let entry = KernelEntry::of_linked("flash_fwd_splitkv_kernel").unwrap();
+    // Pages of four tokens, two heads of eight elements each; a text has two.
+    let pages = [(PAGES, address(PAGES)), (45, 2), (46, 4), (4, 64), (5, 64)];
+    let meaning = flash_params(true, [-1, -1], 0.).with(&pages).read(|arguments| arguments.meaning(entry, "")).unwrap();
+    let dims = |at: usize| meaning.reads[at].dims.iter().map(|dim| (dim.len, dim.stride)).collect::<Vec<_>>();
+    let Function::PagedAttention(attending, pages) = meaning.function else { panic!("{meaning:?}") };
+    assert!(attending.is_packed);
+    assert_eq!(pages, Pages { keys: 4, of_text: 2 });
+    // Buffers of 192 elements.
+    assert_eq!([dims(1), dims(2)], [(); 2].map(|()| vec![(3, 64), (4, 16), (2, 8), (8, 1)]));
+    assert_eq!((meaning.reads.len(), dims(5)), (6, vec![(2, 2), (2, 1)]));
 }

@@ -1,8 +1,12 @@
 //! candle's kernels on a GPU beside what they are said to compute. Without one each test says that it skips.
 
+use std::collections::BTreeSet;
+
 use candle::quantized::{cuda::set_force_dmmv, GgmlDType, QMatMul, QTensor};
 use candle::scalar::Scalar;
 use candle::{DType, Device, Module, Result, Shape, Tensor, D};
+
+use opara_plan::kernel_catalog::{KernelEntry, Means, ENTRIES, LINKED};
 
 use super::*;
 use crate::ops::BLOCK_TYPES;
@@ -58,6 +62,8 @@ fn check(
         })
     });
     let given = given.collect::<crate::Result<Vec<_>>>()?;
+    let launches = pass.launches.iter().map(|[name, _]| name.clone());
+    LAUNCHED.lock().extend(launches);
     for arithmetic in [Arithmetic::Typed, Arithmetic::In(DType::F64)] {
         let got = evaluate(&pass.graph, &given, arithmetic, Numbers::All)
             .map_err(|error| anyhow::anyhow!("{said}, {arithmetic:?}: {error}"))?;
@@ -71,6 +77,9 @@ fn check(
     Ok(())
 }
 
+/// The kernels that gave a value of a pass.
+static LAUNCHED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
 /// Does all of these; says all that failed.
 fn all(checks: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<()> {
     let failed: Vec<String> = checks.into_iter().filter_map(|of| of.err().map(|error| error.to_string())).collect();
@@ -78,11 +87,9 @@ fn all(checks: impl IntoIterator<Item = anyhow::Result<()>>) -> anyhow::Result<(
     Ok(())
 }
 
-#[test]
-fn elements_of_floats() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn elements_of_floats(device: &Device) -> anyhow::Result<()> {
     all(FLOATS.map(|dtype| {
-        let x = [waves((4, 6), dtype, &device)?, (waves((4, 6), dtype, &device)? * 0.3)?.t()?.reshape((4, 6))?];
+        let x = [waves((4, 6), dtype, device)?, (waves((4, 6), dtype, device)? * 0.3)?.t()?.reshape((4, 6))?];
         check(&format!("elements in {dtype:?}"), &x, 4. * tolerance(dtype), |t| {
             let (x, y) = (&t[0], &t[1]);
             let above = (x.abs()? + 1.)?;
@@ -132,11 +139,9 @@ fn elements_of_floats() -> anyhow::Result<()> {
     }))
 }
 
-#[test]
-fn elements_of_integers_and_conversions() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn elements_of_integers_and_conversions(device: &Device) -> anyhow::Result<()> {
     let of_integers = INTEGERS.map(|dtype| {
-        let x = [integers(24, 11, dtype, &device)?, integers(24, 5, dtype, &device)?];
+        let x = [integers(24, 11, dtype, device)?, integers(24, 5, dtype, device)?];
         check(&format!("elements in {dtype:?}"), &x, 1e-6, move |t| {
             let (x, y) = (&t[0], &t[1]);
             let rows = x.reshape((4, 6))?;
@@ -165,7 +170,7 @@ fn elements_of_integers_and_conversions() -> anyhow::Result<()> {
         })
     });
     let of_floats = FLOATS.map(|dtype| {
-        let x = [waves(24, dtype, &device)?.abs()?];
+        let x = [waves(24, dtype, device)?.abs()?];
         check(&format!("from {dtype:?}"), &x, 4e-3, |t| {
             let to = [DType::F32, DType::F64, DType::U8, DType::U32, DType::F16];
             to.into_iter().map(|to| t[0].to_dtype(to)).collect()
@@ -174,13 +179,11 @@ fn elements_of_integers_and_conversions() -> anyhow::Result<()> {
     all(of_integers.into_iter().chain(of_floats))
 }
 
-#[test]
-fn rows() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn rows(device: &Device) -> anyhow::Result<()> {
     let mut checks = Vec::new();
     for dtype in FLOATS {
         let tolerance = 4. * tolerance(dtype);
-        let x = [waves((3, 40), dtype, &device)?];
+        let x = [waves((3, 40), dtype, device)?];
         checks.push(check(&format!("reductions in {dtype:?}"), &x, tolerance, |t| {
             let x = &t[0];
             let (sorted, order) = x.narrow(1, 0, 9)?.contiguous()?.sort_last_dim(true)?;
@@ -199,8 +202,8 @@ fn rows() -> anyhow::Result<()> {
             ])
         }));
         for columns in [40, 5000] {
-            let x = [waves((3, columns), dtype, &device)?];
-            let (weight, bias) = (waves(columns, dtype, &device)?, waves(columns, dtype, &device)?);
+            let x = [waves((3, columns), dtype, device)?];
+            let (weight, bias) = (waves(columns, dtype, device)?, waves(columns, dtype, device)?);
             // Norms and softmax in f64 have constants, and sums, in f32.
             checks.push(check(&format!("norms of {columns} in {dtype:?}"), &x, tolerance.max(1e-5), move |t| {
                 Ok(vec![
@@ -210,8 +213,8 @@ fn rows() -> anyhow::Result<()> {
                 ])
             }));
         }
-        let angles = [waves((5, 4), dtype, &device)?, waves((5, 4), dtype, &device)?];
-        let x = [waves((2, 3, 5, 8), dtype, &device)?];
+        let angles = [waves((5, 4), dtype, device)?, waves((5, 4), dtype, device)?];
+        let x = [waves((2, 3, 5, 8), dtype, device)?];
         checks.push(check(&format!("rotary embeddings in {dtype:?}"), &x, tolerance, move |t| {
             let [cos, sin] = &angles;
             let by_tokens = t[0].transpose(1, 2)?.contiguous()?;
@@ -225,18 +228,16 @@ fn rows() -> anyhow::Result<()> {
     all(checks)
 }
 
-#[test]
-fn places_that_integers_name() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn places_that_integers_name(device: &Device) -> anyhow::Result<()> {
     let mut checks = Vec::new();
     for dtype in FLOATS.into_iter().chain(INTEGERS) {
         for of_ids in INTEGERS {
             let new = match dtype.is_float() {
-                true => waves((2, 3, 4), dtype, &device)?,
-                false => integers(24, 9, dtype, &device)?.reshape((2, 3, 4))?,
+                true => waves((2, 3, 4), dtype, device)?,
+                false => integers(24, 9, dtype, device)?.reshape((2, 3, 4))?,
             };
             let x = new.repeat((1, 2, 1))?;
-            let (ids, each) = (integers(3, 5, of_ids, &device)?, integers(24, 6, of_ids, &device)?);
+            let (ids, each) = (integers(3, 5, of_ids, device)?, integers(24, 6, of_ids, device)?);
             let inputs = [x, new, ids, each.reshape((2, 3, 4))?];
             let tolerance = 4. * tolerance(dtype);
             checks.push(check(&format!("places by {of_ids:?} in {dtype:?}"), &inputs, tolerance, |t| {
@@ -254,18 +255,16 @@ fn places_that_integers_name() -> anyhow::Result<()> {
     all(checks)
 }
 
-#[test]
-fn images() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn images(device: &Device) -> anyhow::Result<()> {
     let mut checks = Vec::new();
     for dtype in FLOATS {
         let tolerance = 4. * tolerance(dtype);
-        let x = [waves((2, 3, 8, 6), dtype, &device)?];
+        let x = [waves((2, 3, 8, 6), dtype, device)?];
         // Weights that are not contiguous are for candle's own kernels.
-        let weight = waves((3, 3, 3, 4), dtype, &device)?.permute((3, 0, 1, 2))?;
-        let of_line = waves((3, 3, 4), dtype, &device)?.permute((2, 0, 1))?;
-        let transposed = waves((3, 4, 3, 3), dtype, &device)?;
-        let line = waves((3, 4, 5), dtype, &device)?;
+        let weight = waves((3, 3, 3, 4), dtype, device)?.permute((3, 0, 1, 2))?;
+        let of_line = waves((3, 3, 4), dtype, device)?.permute((2, 0, 1))?;
+        let transposed = waves((3, 4, 3, 3), dtype, device)?;
+        let line = waves((3, 4, 5), dtype, device)?;
         checks.push(check(&format!("images in {dtype:?}"), &x, tolerance, move |t| {
             let x = &t[0];
             let rows = x.narrow(3, 0, 1)?.squeeze(3)?;
@@ -286,7 +285,7 @@ fn images() -> anyhow::Result<()> {
         }));
     }
     for dtype in [DType::U8, DType::U32] {
-        let x = [integers(96, 7, dtype, &device)?.reshape((1, 2, 8, 6))?];
+        let x = [integers(96, 7, dtype, device)?.reshape((1, 2, 8, 6))?];
         checks.push(check(&format!("images in {dtype:?}"), &x, 0., |t| {
             Ok(vec![t[0].max_pool2d(2)?, t[0].upsample_nearest2d(16, 9)?])
         }));
@@ -294,11 +293,9 @@ fn images() -> anyhow::Result<()> {
     all(checks)
 }
 
-#[test]
-fn numbers_that_fill() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn numbers_that_fill(device: &Device) -> anyhow::Result<()> {
     all(FLOATS.map(|dtype| {
-        check(&format!("fills in {dtype:?}"), &[waves((4, 6), dtype, &device)?], 0., move |t| {
+        check(&format!("fills in {dtype:?}"), &[waves((4, 6), dtype, device)?], 0., move |t| {
             let ones = Tensor::ones((4, 6), dtype, t[0].device())?;
             let zeros = t[0].zeros_like()?;
             let parts = Tensor::zeros((4, 6), dtype, t[0].device())?;
@@ -313,21 +310,19 @@ fn weight(rows: usize, dtype: GgmlDType, device: &Device) -> Result<QTensor> {
     QTensor::quantize(&(waves((rows, 256), DType::F32, device)? * 0.05)?, dtype)
 }
 
-#[test]
-fn blocks() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn blocks(device: &Device) -> anyhow::Result<()> {
     let mut checks = Vec::new();
     for dtype in BLOCK_TYPES {
         // The few rows are rounded to eight bits.
-        let product = QMatMul::from_qtensor(weight(96, dtype, &device)?)?;
+        let product = QMatMul::from_qtensor(weight(96, dtype, device)?)?;
         for rows in [1, 4, 8, 9, 130] {
-            let (x, product) = ([waves((rows, 256), DType::F32, &device)?], product.clone());
+            let (x, product) = ([waves((rows, 256), DType::F32, device)?], product.clone());
             checks.push(check(&format!("{rows} rows by {dtype:?}"), &x, 0.03, move |t| {
                 Ok(vec![product.forward(&t[0])?])
             }));
         }
-        let table = weight(17, dtype, &device)?;
-        let ids = [integers(9, 17, DType::U32, &device)?];
+        let table = weight(17, dtype, device)?;
+        let ids = [integers(9, 17, DType::U32, device)?];
         checks.push(check(&format!("elements of {dtype:?}"), &ids, 2e-3, move |t| {
             let device = t[0].device();
             Ok(vec![table.embedding(&t[0])?, table.dequantize(device)?, table.dequantize_f16(device)?])
@@ -336,9 +331,9 @@ fn blocks() -> anyhow::Result<()> {
     // By candle's older kernels, and products with the elements.
     set_force_dmmv(true);
     for dtype in BLOCK_TYPES {
-        let product = QMatMul::from_qtensor(weight(96, dtype, &device)?)?;
+        let product = QMatMul::from_qtensor(weight(96, dtype, device)?)?;
         for rows in [1, 5] {
-            let (x, product) = ([waves((rows, 256), DType::F32, &device)?], product.clone());
+            let (x, product) = ([waves((rows, 256), DType::F32, device)?], product.clone());
             let said = format!("{rows} rows by elements of {dtype:?}");
             checks.push(check(&said, &x, 0.03, move |t| Ok(vec![product.forward(&t[0])?])));
         }
@@ -347,14 +342,12 @@ fn blocks() -> anyhow::Result<()> {
     all(checks)
 }
 
-#[test]
-fn experts() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn experts(device: &Device) -> anyhow::Result<()> {
     let (experts, columns, each) = (4usize, 64usize, 2usize);
     let mut checks = Vec::new();
     for items in [3usize, 40] {
-        let ids = integers(items * each, experts as u32, DType::U32, &device)?;
-        let factors = waves(items * each, DType::F32, &device)?;
+        let ids = integers(items * each, experts as u32, DType::U32, device)?;
+        let factors = waves(items * each, DType::F32, device)?;
         // Rows in the order of their experts.
         let (by_expert, order) = ids.reshape((1, ()))?.sort_last_dim(true)?;
         let (by_expert, order) = (by_expert.flatten_all()?, order.flatten_all()?);
@@ -362,11 +355,11 @@ fn experts() -> anyhow::Result<()> {
         let blocks = [GgmlDType::Q8_0, GgmlDType::Q2K, GgmlDType::Q3K, GgmlDType::Q4K, GgmlDType::Q5K, GgmlDType::Q6K];
         for dtype in blocks {
             let of_experts = || -> Result<QTensor> {
-                let weights = (waves((experts, columns, 256), DType::F32, &device)? * 0.05)?;
+                let weights = (waves((experts, columns, 256), DType::F32, device)? * 0.05)?;
                 QTensor::quantize(&weights, dtype)
             };
             let (weights, ids) = (of_experts()?, ids.reshape((items, each))?);
-            let x = [waves((items, 1, 256), DType::F32, &device)?, ids];
+            let x = [waves((items, 1, 256), DType::F32, device)?, ids];
             if dtype != GgmlDType::Q8_0 {
                 checks.push(check(&format!("{items} items by experts of {dtype:?}"), &x, 0.03, move |t| {
                     Ok(vec![weights.indexed_moe_forward(&t[0], &t[1])?])
@@ -376,7 +369,7 @@ fn experts() -> anyhow::Result<()> {
                 let weights = of_experts()?;
                 let factors = has_factors.then(|| factors.clone());
                 let rows = if has_factors { items * each } else { items };
-                let x = [waves((rows, 256), DType::F32, &device)?, order.clone(), by_expert.clone()];
+                let x = [waves((rows, 256), DType::F32, device)?, order.clone(), by_expert.clone()];
                 let said = format!("{rows} rows by experts of {dtype:?} in order");
                 checks.push(check(&said, &x, 0.03, move |t| {
                     let factors = &factors;
@@ -386,8 +379,8 @@ fn experts() -> anyhow::Result<()> {
                 }));
             }
         }
-        let weights = (waves((experts, columns, 256), DType::BF16, &device)? * 0.05)?;
-        let x = [waves((items, 256), DType::BF16, &device)?, order.clone(), by_expert.clone()];
+        let weights = (waves((experts, columns, 256), DType::BF16, device)? * 0.05)?;
+        let x = [waves((items, 256), DType::BF16, device)?, order.clone(), by_expert.clone()];
         checks.push(check(&format!("{items} items by experts"), &x, 0.03, move |t| {
             Ok(vec![candle_nn::moe::moe_gemm(&t[0], &weights, &None, &t[1], &t[2], each, false)?])
         }));
@@ -396,13 +389,49 @@ fn experts() -> anyhow::Result<()> {
 }
 
 /// Each row of a batch is multiplied by itself.
-#[test]
-fn products_of_matrices() -> anyhow::Result<()> {
-    let Some(device) = gpu() else { return Ok(()) };
+fn products_of_matrices(device: &Device) -> anyhow::Result<()> {
     all([DType::F16, DType::BF16, DType::F32].map(|dtype| {
-        let x = [waves((2, 5, 6), dtype, &device)?];
+        let x = [waves((2, 5, 6), dtype, device)?];
         check(&format!("products in {dtype:?}"), &x, 4. * tolerance(dtype), |t| {
             Ok(vec![t[0].matmul(&t[0].t()?)?, t[0].sum_keepdim(D::Minus1)?])
         })
     }))
+}
+
+/// Rows of the catalogue that no launch here is of, and why.
+const NOT_LAUNCHED: &[(&str, &str)] =
+    &[("im2col", "with cuDNN candle launches it nowhere"), ("flash_", "candle-flash-attn is no dependency")];
+
+#[test]
+fn every_kernel_computes_what_it_means() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let checks: [fn(&Device) -> anyhow::Result<()>; 9] = [
+        elements_of_floats,
+        elements_of_integers_and_conversions,
+        rows,
+        places_that_integers_name,
+        images,
+        numbers_that_fill,
+        blocks,
+        experts,
+        products_of_matrices,
+    ];
+    all(checks.map(|check| check(&device)))?;
+    let launched = LAUNCHED.lock();
+    // Launches that belong together are one value, which is the last one's.
+    let has_value = |row: &&KernelEntry| {
+        let is_part = matches!(
+            row.means,
+            Means::Rounding | Means::LinkedRounding | Means::LinkedRoundingOfMany | Means::LinkedMatrix | Means::Unused
+        );
+        !is_part && !NOT_LAUNCHED.iter().any(|(prefix, _)| row.prefix.starts_with(prefix))
+    };
+    let in_ptx = |row: &&KernelEntry| !launched.iter().any(|name| KernelEntry::of_any(name) == Some(row));
+    let identifier = |row: &KernelEntry| row.prefix.rsplit("::").next().unwrap_or_default().to_string();
+    let in_program = |row: &&KernelEntry| !launched.iter().any(|name| name.contains(&identifier(row)));
+    let missing = ENTRIES.iter().filter(has_value).filter(in_ptx);
+    let missing = missing.chain(LINKED.iter().filter(has_value).filter(in_program)).map(|row| row.prefix);
+    let missing: Vec<&str> = missing.collect();
+    anyhow::ensure!(missing.is_empty(), "kernels that no check launches: {missing:?}, of {launched:?}");
+    Ok(())
 }

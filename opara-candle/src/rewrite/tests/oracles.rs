@@ -3,7 +3,7 @@
 use candle::quantized::{GgmlDType, QTensor};
 use candle::{DType, Device, Result, Tensor};
 use opara_plan::rewrite::{Compute, Graph, Input, Node, Output, Value};
-use opara_plan::trace::{Attending, Bilinear, BlockType, Element, Experts, Function, Named, Window};
+use opara_plan::trace::{Attending, Bilinear, BlockType, Element, Experts, Function, Named, Pages, Window};
 
 use super::{evaluate, input, numbers, operand};
 use crate::rewrite::evaluate::Arithmetic;
@@ -355,6 +355,40 @@ fn attention_of_one_launch_is_that_of_loops() -> Result<()> {
                 operands.extend([(&of_queries, &of_texts[..]), (&of_keys, &of_texts)]);
             }
             check(Function::Attention(of), &operands, &expected, 1e-5)?;
+            if !is_packed {
+                continue;
+            }
+            // The same keys in pages of three, which lie in another order; some are of no text.
+            let pages = Pages { keys: 3, of_text: 4 };
+            let (all, of_text) = (30usize, pages.of_text as usize);
+            let page = |text: usize, at: usize| (text * of_text + at) * 7 % all;
+            let table: Vec<u32> = (0..lens.len() * of_text)
+                .map(|at| match (at / of_text, at % of_text) {
+                    (text, at) if at * 3 < lens[text].1 => page(text, at) as u32,
+                    _ => u32::MAX,
+                })
+                .collect();
+            let of_row = kv_heads * size;
+            let in_pages = |of: &[f64]| -> Result<Tensor> {
+                let (mut rows, mut first) = (vec![f64::NAN; all * 3 * of_row], 0);
+                for (text, &(_, keys)) in lens.iter().enumerate() {
+                    for key in 0..keys {
+                        let to = (page(text, key / 3) * 3 + key % 3) * of_row;
+                        rows[to..][..of_row].copy_from_slice(&of[(first + key) * of_row..][..of_row]);
+                    }
+                    first += keys;
+                }
+                // What no text has is a finite number, as it is in a cache that was used before.
+                let numbers = rows.iter().map(|&x| if x.is_nan() { 1e4 } else { x as f32 });
+                Tensor::from_iter(numbers, &Device::Cpu)
+            };
+            let (k, v) = (in_pages(&of_k)?, in_pages(&of_v)?);
+            let table = Tensor::from_iter(table, &Device::Cpu)?;
+            let of_pages = [all as u64, 3, kv_heads as u64, size as u64];
+            let of_table = [lens.len() as u64, pages.of_text];
+            operands[1..3].copy_from_slice(&[(&k, &of_pages[..]), (&v, &of_pages)]);
+            operands.push((&table, &of_table));
+            check(Function::PagedAttention(of, pages), &operands, &expected, 1e-5)?;
         }
     }
     Ok(())

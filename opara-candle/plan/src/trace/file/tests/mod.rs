@@ -9,8 +9,8 @@ use super::head::{MAGIC, VERSION};
 use super::section::{self, Tag};
 use super::*;
 use crate::trace::{
-    Attending, Bilinear, BlockType, Dim, Element, Experts, Function, Indexed, Meaning, Named, Order, Region, Role,
-    Rotary, View, Window,
+    Attending, Bilinear, BlockType, Dim, Element, Experts, Function, Indexed, Meaning, Named, Order, Pages, Region,
+    Role, Rotary, View, Window,
 };
 use samples::{golden, nasnet_like, traces};
 
@@ -112,6 +112,7 @@ fn functions_and_elements_keep_their_numbers() {
         Function::Count => 41,
         Function::Bounds => 42,
         Function::Attention(_) => 43,
+        Function::PagedAttention(..) => 44,
     };
     let window = Window { kernel: [1, 2], padding: [3, 4], stride: [5, 6], dilation: [7, 8], groups: 9 };
     let rotary = Rotary { outer: 1, tokens: 2, heads: 3, size: 4, is_of_neighbours: true, angles: 5 };
@@ -177,7 +178,8 @@ fn functions_and_elements_keep_their_numbers() {
         (Function::ExpertProduct(experts), vec![1, 2, 3, 4, 5, 1, 10, 1, 1]),
         (Function::Count, vec![]),
         (Function::Bounds, vec![]),
-        (Function::Attention(attending), of_attending),
+        (Function::Attention(attending), of_attending.clone()),
+        (Function::PagedAttention(attending, Pages { keys: 6, of_text: 7 }), [&of_attending[..], &[6, 7]].concat()),
     ];
     for (function, fields) in all {
         let bytes = postcard::to_stdvec(&function).unwrap();
