@@ -93,3 +93,31 @@ fn a_model_that_cannot_be_made_is_an_error_and_its_text_is_begun_anew() -> anyho
     assert_eq!(fast.forward(&token, 3)?.to_vec1::<u32>()?, [10]);
     Ok(())
 }
+
+#[test]
+fn a_decoder_is_told_which_tokens_count() -> anyhow::Result<()> {
+    // The sum of the tokens that count, and how many there are.
+    let forward = |all: &mut Option<Tensor>, tokens: &Tensor, at: usize, mask: &Tensor| {
+        let earlier = all.take().map_or_else(|| tokens.narrow(1, 0, 0), Ok)?;
+        let all = all.insert(Tensor::cat(&[&earlier, tokens], 1)?);
+        assert_eq!((mask.dims(), mask.dim(1)?), (all.dims(), at + tokens.dim(1)?));
+        Tensor::stack(&[(&*all * mask)?.sum(1)?, mask.sum(1)?], 1)
+    };
+    let prompts = Tensor::new(&[[9u32, 2, 3], [1, 2, 3]], CPU)?;
+    let mask = Tensor::new(&[[0u32, 1, 1], [1, 1, 1]], CPU)?;
+    let mut decoder = OparaExecutor::builder().build_padded_decoder(None, forward, &prompts, &mask, 16)?;
+    let token = Tensor::new(&[[4u32], [5]], CPU)?;
+    let pause = Tensor::new(&[[1u8], [0]], CPU)?;
+    for _ in 0..2 {
+        assert_eq!(decoder.forward_padded(&prompts, &mask, 0)?.to_vec2::<u32>()?, [[5, 2], [6, 3]]);
+        assert_eq!(decoder.forward(&token, 3)?.to_vec2::<u32>()?, [[9, 3], [11, 4]]);
+        assert_eq!(decoder.forward_padded(&token, &pause, 4)?.to_vec2::<u32>()?, [[13, 4], [11, 4]]);
+        assert_eq!(decoder.forward(&token, 5)?.to_vec2::<u32>()?, [[17, 5], [16, 5]]);
+    }
+    let wrong = decoder.forward_padded(&token, &mask, 6);
+    assert!(matches!(wrong, Err(Error::Decoder(DecoderError::Mask { .. }))), "{wrong:?}");
+    let sum = |_: &mut (), tokens: &Tensor, _: usize| tokens.sum(1);
+    let wrong = OparaExecutor::builder().build_decoder((), sum, &prompts, 16)?.forward_padded(&prompts, &mask, 0);
+    assert!(matches!(wrong, Err(Error::Decoder(DecoderError::NoMask))), "{wrong:?}");
+    Ok(())
+}

@@ -4,8 +4,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use opara_plan::rewrite::{rules, whole, Compute, Graph, Growth, Input, Inputs, Node, Operand, Output, Source, Value};
-use opara_plan::trace::{Element, Function, Trace};
+use opara_plan::rewrite::{
+    rules, whole, Compute, Counted, Graph, Growth, Input, Inputs, Mask, Node, Operand, Output, Source, Value,
+};
+use opara_plan::trace::{Dim, Element, Function, Trace};
 
 const PROMPTS: [u64; 3] = [7, 8, 40];
 
@@ -295,5 +297,53 @@ fn a_step_with_states_is_of_one_token() -> Result<()> {
     let known = Inputs { next, ..inputs() };
     let step = Growth::of([&graph, &graph], [7, 8], &known).map_err(anyhow::Error::msg)?;
     assert!(step.several(8, &known, false).is_err_and(|why| why.contains("states")));
+    Ok(())
+}
+
+/// A graph whose attention adds a mask of all tokens that the caller gives, which is its last input.
+fn with_mask(graph: &Graph, tokens: u64) -> Graph {
+    let mut graph = graph.clone();
+    let mask = Value::Input(graph.inputs.len());
+    let element = graph.nodes.last().map_or(Element::F16, |node| node.element);
+    graph.inputs.push(Input { buffer: graph.inputs.len(), element, len: tokens, is_constant: false });
+    for node in &mut graph.nodes {
+        let Compute::Attention(scores) = &mut node.compute else { continue };
+        scores.masks.push(Mask::Added(1.));
+        let queries = node.operands[0].dims.split_last().map(|(_, queries)| queries.to_vec()).unwrap_or_default();
+        let mut dims: Vec<Dim> = queries.iter().map(|dim| Dim { len: dim.len, stride: 0 }).collect();
+        dims.push(Dim { len: tokens, stride: 1 });
+        node.operands.push(Operand { value: mask, first: 0, dims });
+    }
+    graph
+}
+
+#[test]
+fn a_mask_that_the_caller_gives_has_all_places_and_is_the_same_for_all_tokens() -> Result<()> {
+    for model in ["qwen2-f16", "llama-bf16"] {
+        let [a, b, c] = graphs(model)?;
+        let given = a.inputs.len();
+        let counted = |is_given| vec![Counted { input: given, grows: Some([1, 1]), is_given }];
+        let of = |is_given, graphs: [&Graph; 2], lengths: [u64; 2]| {
+            let [x, y] = [0, 1].map(|at| with_mask(graphs[at], lengths[at] + 1));
+            Growth::of([&x, &y], lengths, &Inputs { counted: counted(is_given), ..inputs() })
+                .map_err(anyhow::Error::msg)
+        };
+        let growth = of(true, [&a, &b], [8, 9]).context(model)?;
+        assert!(growth == of(true, [&a, &c], [8, 41])?, "{model}");
+        let at = growth.sources.iter().position(|source| *source == Source::Given(given)).context("it is read")?;
+        assert_eq!(growth.graph.inputs[at].len, 64, "{model}: as many places as there is capacity");
+        // Keys and values are read at all places.
+        assert_eq!((growth.caches.len(), growth.grown.len()), (0, 4), "{model}");
+        let several = growth.several(8, &inputs(), false).map_err(anyhow::Error::msg).context(model)?;
+        assert_eq!(several.graph.inputs[at].len, 64, "{model}: the same for all tokens");
+        // Each token has its own end of the mask, which heads share.
+        let hides =
+            |node: &&Node| node.operands.first().is_some_and(|of| of.value == Value::Input(at)) && node.len == 8 * 64;
+        assert_eq!(several.graph.nodes.iter().filter(hides).count(), 2, "{model}");
+        // What the host uploads may differ from token to token.
+        let uploaded = of(false, [&a, &b], [8, 9]).context(model)?;
+        let known = Inputs { counted: counted(false), ..inputs() };
+        assert!(uploaded.several(8, &known, false).is_err_and(|why| why.contains("host uploads")), "{model}");
+    }
     Ok(())
 }

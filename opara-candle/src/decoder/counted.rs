@@ -22,7 +22,12 @@ enum Kind {
     Affine { zero: Vec<f64>, step: Vec<f64> },
     /// There are as many places as tokens: the first ones of these rows, or the last ones, each of some numbers.
     Grows { numbers: Vec<f64>, rows: usize, size: usize, are_last: bool },
+    /// What the caller says of each place of so many rows.
+    Given { rows: usize },
 }
+
+/// The place of what the caller says of each token: behind the tokens.
+pub(super) const MASK: Place = Place::Argument(1);
 
 impl Counted {
     /// Those of a module, of a pass and of one in which the text has all tokens of its capacity.
@@ -32,11 +37,16 @@ impl Counted {
     pub fn of([a, b]: [&WholePass; 2], lengths: [usize; 2]) -> Result<Vec<Self>> {
         let mut counted = Vec::new();
         for (input, places) in a.places.iter().zip(&b.places).enumerate() {
+            let Input { element, len, .. } = a.graph.inputs[input];
+            let dtype = Arithmetic::Typed.dtype(element);
+            if places == (&MASK, &MASK) {
+                let rows = len as usize / (lengths[0] + 1);
+                counted.push(Self { input, dtype, kind: Kind::Given { rows } });
+            }
             let (Place::Upload(x), Place::Upload(y)) = places else { continue };
             if x == y {
                 continue;
             }
-            let dtype = Arithmetic::Typed.dtype(a.graph.inputs[input].element);
             let kind = Kind::of([&numbers(x, dtype)?, &numbers(y, dtype)?], lengths);
             let kind = kind.ok_or_else(|| {
                 refused(&format!(
@@ -50,8 +60,13 @@ impl Counted {
 
     /// Whether a pass behind `length` tokens uploads the numbers of that position.
     pub fn holds(&self, pass: &WholePass, length: usize) -> Result<bool> {
-        let Some(Place::Upload(bytes)) = pass.places.get(self.input) else { return Ok(false) };
-        Ok(self.kind.at(length) == numbers(bytes, self.dtype)?)
+        Ok(match (pass.places.get(self.input), &self.kind) {
+            (Some(Place::Upload(bytes)), kind) => kind.at(length) == numbers(bytes, self.dtype)?,
+            (Some(place), Kind::Given { rows }) if *place == MASK => {
+                pass.graph.inputs[self.input].len == (rows * (length + 1)) as u64
+            }
+            _ => false,
+        })
     }
 
     /// The same for the comparison of graphs.
@@ -59,11 +74,15 @@ impl Counted {
         let grows = match self.kind {
             Kind::Affine { .. } => None,
             Kind::Grows { rows, size, .. } => Some([rows as u64, size as u64]),
+            Kind::Given { rows } => Some([rows as u64, 1]),
         };
-        rewrite::Counted { input: self.input, grows }
+        rewrite::Counted { input: self.input, grows, is_given: matches!(self.kind, Kind::Given { .. }) }
     }
 
     /// What a step computes it of.
+    ///
+    /// # Errors
+    /// What the caller gives is a tensor of the text.
     pub fn source(&self, like: &Input, device: &Device) -> candle::Result<Numbers> {
         let on_device = |numbers: &[f64]| Tensor::from_slice(numbers, numbers.len(), device);
         Ok(match &self.kind {
@@ -80,6 +99,7 @@ impl Counted {
                     Numbers::First(table)
                 }
             }
+            Kind::Given { .. } => candle::bail!("the caller gives it"),
         })
     }
 }
@@ -115,6 +135,7 @@ impl Kind {
                 let row = |row: usize| &numbers[(row * all + first) * size..(row * all + first + count) * size];
                 (0..*rows).flat_map(row).copied().collect()
             }
+            Kind::Given { .. } => Vec::new(),
         }
     }
 }

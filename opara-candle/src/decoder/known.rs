@@ -9,6 +9,7 @@ use opara_plan::rewrite::{Graph, Growth, Inputs, Output, Source, Standing, Value
 use parking_lot::Mutex;
 
 use super::texts::{Past, Text, Texts};
+use super::tokens::Tokens;
 use crate::backend::Function;
 use crate::cuda::{Place, WholePass};
 use crate::panics::caught;
@@ -135,9 +136,10 @@ impl<M> Deref for Captured<M> {
 pub(super) fn captured<M: Send + 'static>(
     texts: &Texts<M>,
     text: Text<M>,
-    token: &Tensor,
+    token: &Tokens,
     length: usize,
 ) -> Result<(Captured<M>, Text<M>)> {
+    let inputs = texts.inputs(&text, token)?;
     let (before, mut first) = (text.past(texts)?, Some(text));
     for models in [1, 2, 6] {
         let forward = texts.forward().clone();
@@ -152,18 +154,18 @@ pub(super) fn captured<M: Send + 'static>(
                 short.store(true, Ordering::Relaxed);
                 candle::bail!("no model is left")
             };
-            let logits = caught(|| Ok(vec![forward(&mut text.model, &x[0], length)?]));
+            let logits = caught(|| Ok(vec![forward(&mut text.model, x, length)?]));
             of.lock().1 = Some(text);
             Ok(logits?)
         });
-        let pass = WholePass::of(&function, std::slice::from_ref(token));
+        let pass = WholePass::of(&function, &inputs);
         if is_short.load(Ordering::Relaxed) {
             continue;
         }
         let pass = pass?;
         let text = texts_left.lock().1.take();
         let text = text.ok_or_else(|| refused("its step was not called"))?;
-        return Ok((Captured { pass, _before: before }, text.with(texts, token, length)));
+        return Ok((Captured { pass, _before: before }, text.with(texts, token, length)?));
     }
     Err(refused("its capture is repeated again and again"))
 }

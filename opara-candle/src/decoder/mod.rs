@@ -19,6 +19,7 @@ mod sources;
 #[cfg_attr(not(feature = "cuda"), path = "step_absent.rs")]
 mod step;
 mod texts;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -26,6 +27,7 @@ use candle::Tensor;
 
 use self::step::Step;
 use self::texts::{Text, Texts};
+use self::tokens::Tokens;
 use crate::builder::Builder;
 use crate::error::DecoderError;
 use crate::report::Report;
@@ -106,7 +108,54 @@ impl Builder {
         M: Clone + Send + Sync + 'static,
         F: Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync + 'static,
     {
-        self.build_decoder_of(Texts::cloned(Arc::new(forward), model), example, capacity)
+        let forward = move |model: &mut M, x: &[Tensor], at| forward(model, &x[0], at);
+        self.build_decoder_of(Texts::cloned(Arc::new(forward), model), Tokens::new(example, None)?, capacity)
+    }
+
+    /// The same for texts of several lengths, which are filled up on the left: `forward` is also given a mask `(rows, tokens so far)` of its
+    /// last argument's type, 0 where a token is padding. It is for attention to hide these, and for positions to begin behind them.
+    /// `mask` is that of the `example`, of the same shape.
+    ///
+    /// [`DecoderExecutor::forward_padded`] begins such texts; all tokens of [`DecoderExecutor::forward`] count. Replays keep the mask on
+    /// the device. It may be of any type. Hide keys by a finite low number: a row of padding sees nothing else, and behind minus infinities
+    /// it would be no number.
+    ///
+    /// ```
+    /// use candle::{DType, Device, Tensor};
+    /// use opara_candle::OparaExecutor;
+    ///
+    /// // Stands for a model with a cache: the sum of all tokens so far that count.
+    /// let forward = |all: &mut Option<Tensor>, tokens: &Tensor, _: usize, mask: &Tensor| {
+    ///     let earlier = all.take().map_or_else(|| tokens.narrow(1, 0, 0), Ok)?;
+    ///     let all = all.insert(Tensor::cat(&[&earlier, tokens], 1)?);
+    ///     (&*all * mask)?.sum(1)
+    /// };
+    /// let prompts = Tensor::new(&[[0u32, 2, 3], [1, 2, 3]], &Device::Cpu)?;
+    /// let mask = Tensor::new(&[[0u32, 1, 1], [1, 1, 1]], &Device::Cpu)?;
+    /// let mut decoder = OparaExecutor::builder().build_padded_decoder(None, forward, &prompts, &mask, 64)?;
+    /// decoder.forward_padded(&prompts, &mask, 0)?;
+    /// let logits = decoder.forward(&Tensor::new(&[[4u32], [4]], &Device::Cpu)?, 3)?;
+    /// assert_eq!(logits.to_vec1::<u32>()?, [9, 10]);
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Errors of [`build_decoder`](Self::build_decoder). Steps run eagerly, too, if the module does not read the mask at each step.
+    pub fn build_padded_decoder<M, F>(
+        self,
+        model: M,
+        forward: F,
+        example: &Tensor,
+        mask: &Tensor,
+        capacity: usize,
+    ) -> Result<DecoderExecutor<M>>
+    where
+        M: Clone + Send + Sync + 'static,
+        F: Fn(&mut M, &Tensor, usize, &Tensor) -> candle::Result<Tensor> + Send + Sync + 'static,
+    {
+        let forward = move |model: &mut M, x: &[Tensor], at| forward(model, &x[0], at, &x[1]);
+        let texts = Texts::cloned(Arc::new(forward), model).with_mask(mask.dtype());
+        self.build_decoder_of(texts, Tokens::new(example, Some(mask))?, capacity)
     }
 
     /// The same for a model that cannot be cloned: `make` makes one without a text. It should share the weights of earlier ones, as one
@@ -147,25 +196,26 @@ impl Builder {
         M: Send + 'static,
         F: Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor> + Send + Sync + 'static,
     {
-        self.build_decoder_of(Texts::made(Arc::new(forward), make), example, capacity)
+        let forward = move |model: &mut M, x: &[Tensor], at| forward(model, &x[0], at);
+        self.build_decoder_of(Texts::made(Arc::new(forward), make), Tokens::new(example, None)?, capacity)
     }
 
     fn build_decoder_of<M: Send + 'static>(
         self,
         texts: Texts<M>,
-        example: &Tensor,
+        example: Tokens,
         capacity: usize,
     ) -> Result<DecoderExecutor<M>> {
-        let tokens = tokens_of(example)?;
+        let tokens = example.count();
         if tokens < 2 || capacity < tokens + 4 {
             return Err(DecoderError::Example { tokens, capacity }.into());
         }
         let on_uncapturable = self.0.on_uncapturable;
-        let (step, refused) = match Step::build(self, &texts, example, capacity) {
+        let (step, refused) = match Step::build(self, &texts, &example, capacity) {
             Ok(step) => (Some(step), None),
             Err(error) if error.is_refusal() && on_uncapturable == OnUncapturable::Eager => {
                 let reason = error.to_string();
-                if example.device().is_cuda() {
+                if example.ids.device().is_cuda() {
                     tracing::warn!(reason, "the steps of this decoder are not replayed: it runs eagerly");
                 }
                 (None, Some(reason))
@@ -191,7 +241,24 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     /// own errors, and
     /// those of [`StepExecutor::step`](crate::StepExecutor::step). After one of these the text is to be begun anew.
     pub fn forward(&mut self, tokens: &Tensor, position: usize) -> Result<Tensor> {
-        let count = tokens_of(tokens)?;
+        self.add(&Tokens::new(tokens, None)?, position)
+    }
+
+    /// The same for tokens of which some are padding: where `mask`, of the tokens' shape, is 0. Texts of several lengths begin at position 0
+    /// with padding on their left; later, rows may have padding instead of tokens of their own.
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward), and [`Error::Decoder`](crate::Error::Decoder) for a mask of another shape, or if the decoder
+    /// is none of [`build_padded_decoder`](Builder::build_padded_decoder).
+    pub fn forward_padded(&mut self, tokens: &Tensor, mask: &Tensor, position: usize) -> Result<Tensor> {
+        if self.texts.mask().is_none() {
+            return Err(DecoderError::NoMask.into());
+        }
+        self.add(&Tokens::new(tokens, Some(mask))?, position)
+    }
+
+    fn add(&mut self, tokens: &Tokens, position: usize) -> Result<Tensor> {
+        let count = tokens.count();
         if position != 0 && position != self.length {
             return Err(DecoderError::Position { expected: self.length, got: position }.into());
         }
@@ -201,7 +268,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
                 return Err(DecoderError::Capacity { tokens, capacity }.into());
             }
         }
-        let is_alike = self.step.as_ref().is_some_and(|step| tokens.dims().first() == Some(&step.rows()));
+        let is_alike = self.step.as_ref().is_some_and(|step| tokens.rows() == step.rows());
         if position == 0 {
             // The text before goes first: there is room for one.
             (self.text, self.is_replayed, self.failed, self.is_broken) = (None, false, 0, true);
@@ -219,14 +286,14 @@ impl<M: Send + 'static> DecoderExecutor<M> {
         }
         self.length = position;
         if self.is_replayed && !is_alike {
-            return Err(DecoderError::Tokens { got: tokens.shape().clone() }.into());
+            return Err(DecoderError::Tokens { got: tokens.ids.shape().clone() }.into());
         }
         if count == 1 && position > 1 && is_alike {
             self.take_over(tokens)?;
         }
         self.is_broken = true;
         let logits = match (&mut self.step, &mut self.text) {
-            (Some(step), _) if self.is_replayed && count == 1 => step.step(tokens)?,
+            (Some(step), _) if self.is_replayed && count == 1 => step.step(tokens, position)?,
             (Some(step), _) if self.is_replayed => match step.read(tokens, position)? {
                 Some(logits) => logits,
                 None => {
@@ -243,7 +310,7 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     }
 
     /// Has replays take over the text, if they can.
-    fn take_over(&mut self, token: &Tensor) -> Result<()> {
+    fn take_over(&mut self, token: &Tokens) -> Result<()> {
         /// After the first step behind a prompt, caches are as steps leave them.
         const ATTEMPTS: u8 = 2;
         let (Some(step), Some(text)) = (self.step.as_mut().filter(|_| self.failed < ATTEMPTS), &self.text) else {
@@ -284,13 +351,5 @@ impl<M> std::fmt::Debug for DecoderExecutor<M> {
         let Self { length, is_replayed, refused, .. } = self;
         let mut of = f.debug_struct("DecoderExecutor");
         of.field("length", length).field("is_replayed", is_replayed).field("refused", refused).finish_non_exhaustive()
-    }
-}
-
-/// How many tokens of each text these are.
-fn tokens_of(tokens: &Tensor) -> Result<usize> {
-    match tokens.dims() {
-        &[rows, count] if rows > 0 && count > 0 => Ok(count),
-        _ => Err(DecoderError::Tokens { got: tokens.shape().clone() }.into()),
     }
 }

@@ -34,7 +34,7 @@ pub(super) fn others(
         let token = example.narrow(1, number % example.dim(1)?, 1)?.flatten_all()?;
         let mut other: Vec<Tensor> = inputs.to_vec();
         for (input, place) in other.iter_mut().zip(&pass.places) {
-            if let Place::Argument(_) = place {
+            if let Place::Argument(0) = place {
                 input.clone_from(&token);
             }
         }

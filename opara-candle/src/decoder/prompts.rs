@@ -4,9 +4,9 @@ use candle::Tensor;
 use opara_plan::rewrite::Growth;
 
 use super::known::{or_refused, refused};
-use super::several::repeated;
 use super::step::{Prompts, Step};
 use super::texts::Texts;
+use super::tokens::Tokens;
 use crate::rewrite::accuracy::distance;
 use crate::timing::timed;
 use crate::Result;
@@ -26,7 +26,7 @@ impl Step {
             windows.flatten().map(|window| window as usize).min().filter(|window| *window >= self.known[0].length);
         let mut checked = Ok(());
         if let Some(beyond) = window.map(|window| window + 2).filter(|tokens| *tokens < self.capacity) {
-            let prompt = repeated(example, beyond)?;
+            let prompt = example.repeated(beyond)?;
             let expected = texts.add(&mut texts.fresh()?, &prompt, 0)?;
             checked = self.check_prompt(&prompt, &expected, room);
         }
@@ -44,15 +44,15 @@ impl Step {
     pub fn longest_by_token<M: Send + 'static>(&mut self, texts: &Texts<M>, prompts: &Prompts) -> Result<usize> {
         let &Prompts { example: (example, of_example), long: (long, of_long), room } = prompts;
         // Behind one token, what a text begins with tells most: states of zeros are to be the module's.
-        let one = example.narrow(1, 0, 1)?.force_contiguous()?;
+        let one = example.last()?;
         let of_one = texts.add(&mut texts.fresh()?, &one, 0);
         let of_one = of_one.map_err(|error| or_refused(error, "a prompt of one token does not run"))?;
         self.check_prompt(&one, &of_one, room)?;
         self.check_prompt(example, of_example, room)?;
-        let device = example.device();
-        let own = |prompt: &Tensor| -> Result<(usize, f64)> {
+        let device = example.ids.device();
+        let own = |prompt: &Tokens| -> Result<(usize, f64)> {
             let mut text = texts.fresh()?;
-            Ok((prompt.dim(1)?, timed(device, || texts.add(&mut text, prompt, 0))?.1))
+            Ok((prompt.count(), timed(device, || texts.add(&mut text, prompt, 0))?.1))
         };
         let (few, many) = (own(example)?, own(long)?);
         self.begin()?;
@@ -61,7 +61,7 @@ impl Step {
             0 => Ok(0),
             most if most >= many.0 => self.check_prompt(long, of_long, room).map(|()| self.capacity),
             most => {
-                let prompt = repeated(example, most)?;
+                let prompt = example.repeated(most)?;
                 let expected = texts.add(&mut texts.fresh()?, &prompt, 0)?;
                 self.check_prompt(&prompt, &expected, room).map(|()| most)
             }
@@ -69,14 +69,14 @@ impl Step {
     }
 
     /// Fails if a prompt that steps read has other logits than the module's.
-    fn check_prompt(&mut self, prompt: &Tensor, expected: &Tensor, room: f64) -> Result<()> {
+    fn check_prompt(&mut self, prompt: &Tokens, expected: &Tensor, room: f64) -> Result<()> {
         self.begin()?;
         let given = self.read(prompt, 0)?.ok_or_else(|| refused("there are no logits"))?;
         let apart = distance(&expected.flatten_all()?, &given.flatten_all()?)?.map_err(|why| refused(&why))?;
         if apart <= room {
             return Ok(());
         }
-        let tokens = prompt.dim(1)?;
+        let tokens = prompt.count();
         Err(refused(&format!(
             "a prompt of {tokens} tokens has other logits than as many steps: they differ by {apart:.1e}"
         )))

@@ -7,6 +7,7 @@ use candle::Tensor;
 use super::known::{or_refused, refused};
 use super::pieces::{Piece, SMALLEST};
 use super::sources::Common;
+use super::tokens::Tokens;
 use crate::builder::Builder;
 use crate::report::Mode;
 use crate::step::StepExecutor;
@@ -24,13 +25,14 @@ impl Several {
     ///
     /// # Errors
     /// [`Error::NotCapturable`] with the reason if the step is not known of several tokens, and errors of the device.
-    pub fn build(builder: Builder, of: Arc<Common>, example: &Tensor, text: &Vec<Tensor>) -> Result<Self> {
+    pub fn build(builder: Builder, of: Arc<Common>, example: &Tokens, text: &Vec<Tensor>) -> Result<Self> {
         if of.capacity() < SMALLEST {
             return Err(refused("a text has fewer tokens than a piece"));
         }
         of.several(SMALLEST)?;
-        let last = Tensor::new(&[SMALLEST as u32 - 1], example.device())?;
-        let (inputs, each) = ([repeated(example, SMALLEST)?, last], of.each());
+        let tokens = example.repeated(SMALLEST)?.ids;
+        let last = Tensor::new(&[SMALLEST as u32 - 1], tokens.device())?;
+        let (inputs, each) = ([tokens, last], of.each());
         let executor = builder.build_step(move |x: &[Tensor], text: &Vec<Tensor>| of.step(x, text), &inputs, text);
         let executor = executor.map_err(|error| or_refused(error, "several tokens are not one graph"))?;
         let report = executor.report();
@@ -54,12 +56,6 @@ impl Several {
             _ => logits,
         })
     }
-}
-
-/// Tokens of each row: those of the example, again and again.
-pub(super) fn repeated(example: &Tensor, tokens: usize) -> Result<Tensor> {
-    let times = tokens.div_ceil(example.dim(1)?);
-    Ok(Tensor::cat(&vec![example; times], 1)?.narrow(1, 0, tokens)?.force_contiguous()?)
 }
 
 /// The logits of a step.

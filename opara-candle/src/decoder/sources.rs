@@ -58,11 +58,13 @@ impl Common {
     ) -> Result<Self> {
         let capacity = recorded.capacity as usize;
         let (grown, states) = (1 + growth.caches.len(), 1 + growth.caches.len() + growth.grown.len());
+        let mask = states + growth.states.len();
         let source = |(at, source): (usize, &Source)| match *source {
             Source::Position => Ok(From::Position),
             Source::Cache(at) => Ok(From::Kept(1 + at)),
             Source::Grown(at) => Ok(From::Kept(grown + at)),
             Source::State(at) => Ok(From::Kept(states + at)),
+            Source::Given(_) => Ok(From::Kept(mask)),
             Source::Unwritten(element) => Ok(From::Unwritten(element)),
             Source::Last | Source::Places => Err(refused("its step has several tokens")),
             Source::Recorded(input) => Ok(match pass.places[input] {
@@ -154,7 +156,7 @@ impl Common {
         let besides = besides.collect::<candle::Result<Vec<_>>>()?;
         let inputs = self.sources.iter().chain(&besides).map(input).collect::<candle::Result<Vec<_>>>()?;
         let outputs = evaluate_joined(graph, &inputs, &self.joined)?;
-        let states = &text[self.states..];
+        let states = &text[self.states..][..self.growth.states.len()];
         let (logits, left) = outputs.split_at(outputs.len() - states.len());
         // What is another state, or a part of it, is read before that is overwritten.
         let is_kept = |at: usize| is_input(graph, graph.outputs[logits.len() + at].value);
@@ -209,8 +211,14 @@ fn is_input(graph: &Graph, value: Value) -> bool {
     }
 }
 
-/// The tensors of a text without tokens: its position, and what each step reads and leaves.
-pub(super) fn empty_text(growth: &Growth, pass: &WholePass, capacity: usize, token: &Tensor) -> Result<Vec<Tensor>> {
+/// The tensors of a text without tokens: its position, what each step reads and leaves, and the mask, if there is one, by which all tokens
+/// count.
+pub(super) fn empty_text(
+    growth: &Growth,
+    pass: &WholePass,
+    capacity: usize,
+    (token, mask): (&Tensor, Option<DType>),
+) -> Result<Vec<Tensor>> {
     let device = token.device();
     let zeros = |shape: Shape, element| Tensor::zeros(shape, Arithmetic::Typed.dtype(element), device);
     let cache = |cache: &Cache| {
@@ -222,6 +230,7 @@ pub(super) fn empty_text(growth: &Growth, pass: &WholePass, capacity: usize, tok
         |input: &usize| zeros((pass.graph.inputs[*input].len as usize).into(), pass.graph.inputs[*input].element);
     let position = Tensor::zeros(1, DType::U32, device);
     let tensors = std::iter::once(position).chain(growth.caches.iter().map(cache));
-    let tensors = tensors.chain(growth.grown.iter().map(grown)).chain(growth.states.iter().map(state));
+    let mask = mask.map(|dtype| Tensor::ones((token.dim(0)?, capacity), dtype, device));
+    let tensors = tensors.chain(growth.grown.iter().map(grown)).chain(growth.states.iter().map(state)).chain(mask);
     Ok(tensors.collect::<candle::Result<_>>()?)
 }

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use candle::Tensor;
 use opara_plan::rewrite::{rules, Growth, Inputs, Standing, Value};
 
-use super::counted::Counted;
+use super::counted::{Counted, MASK};
 use super::earlier::{check_turns, Earlier};
 use super::known::{captured, or_refused, refused, with_states, First, Known};
 use super::others::others;
 use super::pieces::{pieces, Piece};
-use super::several::{first_of, repeated, Several};
+use super::several::{first_of, Several};
 use super::sources::{empty_text, Common};
 use super::texts::{Text, Texts};
+use super::tokens::Tokens;
 use crate::arguments::write;
 use crate::builder::Builder;
-use crate::cuda::WholePass;
+use crate::cuda::{Place, WholePass};
 use crate::environment::Environment;
 use crate::report::{Mode, Report, Rewrite};
 use crate::rewrite::accuracy::{distance, near};
@@ -50,13 +51,15 @@ pub(super) struct Step {
     pub(super) known: [Known; 2],
     pub(super) capacity: usize,
     rows: usize,
+    /// Is the last tensor of the text a mask?
+    is_masked: bool,
 }
 
 /// Prompts, with the module's logits.
 pub(super) struct Prompts<'a> {
-    pub example: (&'a Tensor, &'a Tensor),
+    pub example: (&'a Tokens, &'a Tensor),
     /// Nearly as long as a text may be.
-    pub long: (&'a Tensor, &'a Tensor),
+    pub long: (&'a Tokens, &'a Tensor),
     /// How far other logits may be from these.
     pub room: f64,
 }
@@ -73,21 +76,20 @@ impl Step {
     pub fn build<M: Send + 'static>(
         mut builder: Builder,
         texts: &Texts<M>,
-        example: &Tensor,
+        example: &Tokens,
         capacity: usize,
     ) -> Result<Self> {
-        if !example.device().is_cuda() {
+        if !example.ids.device().is_cuda() {
             return Err(refused("a CPU runs what it is given"));
         }
         let environment = Environment::get();
         if environment.is_off || environment.is_exact {
             return Err(refused("the environment says so"));
         }
-        let tokens = example.dim(1)?;
-        let token = example.narrow(1, tokens - 1, 1)?.force_contiguous()?;
+        let (tokens, token) = (example.count(), example.last()?);
         // After a step, caches are as steps leave them.
-        let behind = |prompt: &Tensor| -> Result<(Text<M>, Tensor)> {
-            let (mut text, tokens) = (texts.fresh()?, prompt.dim(1)?);
+        let behind = |prompt: &Tokens| -> Result<(Text<M>, Tensor)> {
+            let (mut text, tokens) = (texts.fresh()?, prompt.count());
             let logits = texts.add(&mut text, prompt, 0)?;
             texts.add(&mut text, &token, tokens)?;
             Ok((text, logits))
@@ -96,16 +98,22 @@ impl Step {
         let length = tokens + 1;
         let last = length + 1;
         let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
+        let given = texts.inputs(&text, &token)?;
         let (pass, text) = captured(texts, text, &token, length)?;
+        if texts.mask().is_some() && !pass.places.contains(&MASK) {
+            return Err(refused(
+                "its step does not read the mask, so that padding would count: have attention add it at each step, too",
+            ));
+        }
         // Later passes write to the same memory, if it is in place.
-        let inputs = inputs(&pass, &token)?;
+        let inputs = inputs(&pass, &given)?;
         // Steps that are replayed go on with it.
         let near_text = texts.copy(&text)?;
         // The models keep the tables that their passes read.
         let (later, _later) = captured(texts, text, &token, last)?;
         // The longest text: what the host decides by the length is to be the same there. Two steps in a row show what one leaves to the
         // next, and whether a cache that is full overwrites its oldest token.
-        let (long, far) = (repeated(example, capacity - 3)?, capacity - 2);
+        let (long, far) = (example.repeated(capacity - 3)?, capacity - 2);
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
         let (text, of_long) = behind(&long).map_err(|error| or_refused(error, &said))?;
         let (far_pass, text) = captured(texts, text, &token, far)?;
@@ -142,7 +150,7 @@ impl Step {
             outputs.extend(later.copied(*input)?);
         }
         let without: Vec<&str> = builder.0.without.iter().map(String::as_str).collect();
-        let others = others([&pass, &later], &inputs, example, logits.elem_count())?;
+        let others = others([&pass, &later], &inputs, &example.ids, logits.elem_count())?;
         let chosen = Set::new(&graph, inputs.clone(), outputs)
             .and_then(|set| set.and_on(&graph, others))
             .map_err(Error::from)
@@ -171,7 +179,7 @@ impl Step {
         of_first.forget(&growth, &far_pass);
         drop((far_pass, farthest_pass, later));
 
-        let text = empty_text(&growth, &pass, capacity, &token)?;
+        let text = empty_text(&growth, &pass, capacity, (&token.ids, texts.mask()))?;
         let each = each_of(of_prompt.dims(), logits.dims(), tokens);
         let of = Common::new(&growth, &inputs, &known_inputs, &pass, &counted, each.flatten())?;
         let (of, of_several) = (Arc::new(of), builder.clone());
@@ -180,7 +188,7 @@ impl Step {
         let common = of.clone();
         let executor = builder.build_step(
             move |x: &[Tensor], text: &Vec<Tensor>| common.step(x, text),
-            std::slice::from_ref(&token),
+            std::slice::from_ref(&token.ids),
             &text,
         );
         let executor = executor.map_err(|error| or_refused(error, "its common step cannot be computed"))?;
@@ -209,14 +217,15 @@ impl Step {
             of_first,
             known,
             capacity,
-            rows: example.dim(0)?,
+            rows: example.rows(),
+            is_masked: texts.mask().is_some(),
         };
         let ((far_text, _), mut apart) = (behind(&long)?, 0f64);
         for (mut text, length) in [(far_text, far), (near_text, last)] {
             step.take_over(texts, &text, &token, length)?;
             // Two steps, if there is room: the second one reads what the first one has appended.
             for at in length..capacity.min(length + 2) {
-                let (given, expected) = (step.step(&token)?, texts.add(&mut text, &token, at)?);
+                let (given, expected) = (step.step(&token, at)?, texts.add(&mut text, &token, at)?);
                 let (expected, given) = (expected.flatten_all()?, given.flatten_all()?);
                 let verdict = near(&expected, &given, compared.apart)?;
                 verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
@@ -253,9 +262,21 @@ impl Step {
     /// Begins a text, whose prompt is read in pieces or token by token.
     pub fn begin(&self) -> Result<()> {
         // Behind the last token of what grows there are zeros; attention does not read a cache there.
+        let Growth { caches, grown, states, .. } = &self.growth;
         let (position, others) = self.text.split_at(1);
-        let mut nothing = position.iter().chain(&others[self.growth.caches.len()..]);
-        nothing.try_for_each(|of| Ok(write(of, &of.zeros_like()?)?))
+        let (of_tokens, mask) = others[caches.len()..].split_at(grown.len() + states.len());
+        let mut nothing = position.iter().chain(of_tokens);
+        nothing.try_for_each(|of| write(of, &of.zeros_like()?))?;
+        // What nothing is said of counts.
+        Ok(mask.iter().try_for_each(|of| write(of, &of.ones_like()?))?)
+    }
+
+    /// Notes which of the tokens at a place count.
+    fn note(&self, tokens: &Tokens, at: usize) -> Result<()> {
+        let (Some(mask), Some(all)) = (&tokens.mask, self.text.last().filter(|_| self.is_masked)) else {
+            return Ok(());
+        };
+        Ok(all.slice_set(&mask.to_dtype(all.dtype())?.contiguous()?, 1, at)?)
     }
 
     pub fn capacity(&self) -> usize {
@@ -275,7 +296,7 @@ impl Step {
         &mut self,
         texts: &Texts<M>,
         text: &Text<M>,
-        token: &Tensor,
+        token: &Tokens,
         length: usize,
     ) -> Result<()> {
         let (pass, _text) = captured(texts, texts.copy(text)?, token, length)?;
@@ -308,21 +329,28 @@ impl Step {
         for (&input, to) in states.iter().zip(of_states) {
             write(to, &pass.copied(input)?.ok_or_else(|| refused("its state is an argument"))?)?;
         }
-        Ok(write(&self.text[0], &Tensor::new(&[length as u32], token.device())?)?)
+        if let (Some(mask), Some(all)) = (text.mask(), self.text.last()) {
+            write(all, &all.ones_like()?)?;
+            all.slice_set(mask, 1, 0)?;
+        }
+        Ok(write(&self.text[0], &Tensor::new(&[length as u32], token.ids.device())?)?)
     }
 
     /// Adds tokens to the text, which has `at`, in pieces or one after the other; `None` if it is not known how their logits lie.
-    pub fn read(&mut self, tokens: &Tensor, at: usize) -> Result<Option<Tensor>> {
-        let (Some(each), count) = (self.each, tokens.dim(1)?) else { return Ok(None) };
+    pub fn read(&mut self, tokens: &Tokens, at: usize) -> Result<Option<Tensor>> {
+        let (Some(each), count) = (self.each, tokens.count()) else { return Ok(None) };
         let one_by_one = || vec![Piece { size: 1, tokens: 1 }; count];
         let pieces =
             self.several.as_ref().map_or_else(|_| one_by_one(), |_| pieces(count, self.capacity.saturating_sub(at)));
         let (mut logits, mut first) = (Vec::with_capacity(pieces.len()), 0);
         for piece in pieces {
-            let tokens = tokens.narrow(1, first, piece.tokens)?.force_contiguous()?;
+            let tokens = tokens.part(first, piece.tokens)?;
             logits.push(match &self.several {
-                Ok(several) if piece.size > 1 => several.add(&tokens, piece, &mut self.text)?,
-                _ => self.step(&tokens)?,
+                Ok(several) if piece.size > 1 => {
+                    self.note(&tokens, at + first)?;
+                    several.add(&tokens.ids, piece, &mut self.text)?
+                }
+                _ => self.step(&tokens, at + first)?,
             });
             first += piece.tokens;
         }
@@ -332,9 +360,10 @@ impl Step {
         })
     }
 
-    /// Adds a token to the text that was taken over.
-    pub fn step(&mut self, token: &Tensor) -> Result<Tensor> {
-        first_of(self.executor.step(std::slice::from_ref(token), &mut self.text)?)
+    /// Adds a token to the text that was taken over, which has `at`.
+    pub fn step(&mut self, token: &Tokens, at: usize) -> Result<Tensor> {
+        self.note(token, at)?;
+        first_of(self.executor.step(std::slice::from_ref(&token.ids), &mut self.text)?)
     }
 
     pub fn report(&self) -> Report {
@@ -355,9 +384,12 @@ fn or_reason<T>(result: Result<T>) -> Result<std::result::Result<T, String>> {
 }
 
 /// The inputs of a capture's graph.
-fn inputs(pass: &WholePass, token: &Tensor) -> Result<Vec<Tensor>> {
-    let input = |at| Ok(pass.copied(at)?.map_or_else(|| token.flatten_all(), Ok)?);
-    (0..pass.places.len()).map(input).collect()
+fn inputs(pass: &WholePass, given: &[Tensor]) -> Result<Vec<Tensor>> {
+    let input = |(at, place): (usize, &Place)| match place {
+        Place::Argument(of) => Ok(given[*of].flatten_all()?),
+        _ => pass.copied(at)?.ok_or_else(|| refused("it reads an argument that there is not")),
+    };
+    pass.places.iter().enumerate().map(input).collect()
 }
 
 /// The dimension of tokens, if a module gives logits of each token, and not of the last one alone.

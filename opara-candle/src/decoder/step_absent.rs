@@ -3,6 +3,7 @@
 use candle::Tensor;
 
 use super::texts::{Text, Texts};
+use super::tokens::Tokens;
 use crate::builder::Builder;
 use crate::report::Report;
 use crate::{Error, Result};
@@ -11,7 +12,7 @@ use crate::{Error, Result};
 pub(super) enum Step {}
 
 impl Step {
-    pub fn build<M>(_: Builder, _: &Texts<M>, _: &Tensor, _: usize) -> Result<Self> {
+    pub fn build<M>(_: Builder, _: &Texts<M>, _: &Tokens, _: usize) -> Result<Self> {
         Err(Error::NotCapturable { reason: "a CPU runs what it is given".into() })
     }
 
@@ -23,7 +24,7 @@ impl Step {
         match *self {}
     }
 
-    pub fn take_over<M>(&mut self, _: &Texts<M>, _: &Text<M>, _: &Tensor, _: usize) -> Result<()> {
+    pub fn take_over<M>(&mut self, _: &Texts<M>, _: &Text<M>, _: &Tokens, _: usize) -> Result<()> {
         match *self {}
     }
 
@@ -39,11 +40,11 @@ impl Step {
         match *self {}
     }
 
-    pub fn read(&mut self, _: &Tensor, _: usize) -> Result<Option<Tensor>> {
+    pub fn read(&mut self, _: &Tokens, _: usize) -> Result<Option<Tensor>> {
         match *self {}
     }
 
-    pub fn step(&mut self, _: &Tensor) -> Result<Tensor> {
+    pub fn step(&mut self, _: &Tokens, _: usize) -> Result<Tensor> {
         match *self {}
     }
 

@@ -46,6 +46,22 @@ pub enum DecoderError {
         got: Shape,
     },
 
+    /// A mask of another shape than the tokens'.
+    #[error("a mask of shape {got:?} for tokens of shape {tokens:?}: it has one number for each of them")]
+    Mask {
+        /// The mask's shape.
+        got: Shape,
+        /// The tokens' shape.
+        tokens: Shape,
+    },
+
+    /// A mask of padding for a module that takes none.
+    #[error(
+        "a mask for a module that takes none: build it with `build_padded_decoder`, if its attention can be given one; else give \
+         texts of one length, or write texts of several lengths by `opara_models::engine`"
+    )]
+    NoMask,
+
     /// The example is too long for the capacity, or too short.
     #[error(
         "an example of {tokens} tokens for a capacity of {capacity}: there must be 2 at least, and room for 4 more"

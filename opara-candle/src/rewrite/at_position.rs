@@ -35,21 +35,28 @@ pub(super) fn at_position(
     let mut operands = operands.to_vec();
     for (at, by) in by_position {
         let Some(operand) = operands.get_mut(*at) else { bail!("a node has no operand {at}") };
+        let mut once = operand.clone();
         let there = match *by {
             ByPosition::Moves { first, step } => {
                 let all = of.tensor(operand.value)?.flatten_all()?;
                 moved(&all, operand, first, step, &position)?
             }
-            ByPosition::EndsAs { dim, number } => ends_as(&of.own(operand)?, dim, number, &position)?,
+            ByPosition::EndsAs { dim, number } => {
+                // What repeats is written once, but for what ends, and for several positions.
+                let is_kept = |at: usize| at == dim || at == 0 && position.elem_count() > 1;
+                let dims = once.dims.iter_mut().enumerate();
+                dims.filter(|(at, dim)| dim.stride == 0 && !is_kept(*at)).for_each(|(_, dim)| dim.len = 1);
+                ends_as(&of.own(&once)?, dim, number, &position)?
+            }
         };
         // A value that no node has, and of which nothing is known from another node.
         let value = Value::Node(usize::MAX - at);
         of.forget(value);
         of.assume(value, there.contiguous()?.flatten_all()?);
-        let mut stride = operand.len();
-        for dim in &mut operand.dims {
-            stride /= dim.len.max(1);
-            dim.stride = stride;
+        let mut stride = once.len();
+        for (dim, once) in operand.dims.iter_mut().zip(&once.dims) {
+            stride /= once.len.max(1);
+            dim.stride = if once.len == dim.len { stride } else { 0 };
         }
         (operand.value, operand.first) = (value, 0);
     }

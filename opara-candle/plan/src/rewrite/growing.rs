@@ -178,7 +178,8 @@ impl<'a> Growing<'a> {
             like.len = extent.len();
             self.extents.insert(Value::Input(at), extent);
         }
-        Ok(self.growth.input(Source::Counted(at), like))
+        let source = if counted.is_given { Source::Given(at) } else { Source::Counted(at) };
+        Ok(self.growth.input(source, like))
     }
 
     /// Has a token appended to earlier ones, since all their places are read.

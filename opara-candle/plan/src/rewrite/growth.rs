@@ -41,6 +41,8 @@ pub enum Source {
     State(usize),
     /// An upload, an input of the recorded graph, whose numbers depend on the position; of one that grows, as many as there is capacity.
     Counted(usize),
+    /// What the caller says of each place, an input of the recorded graph: as many places as there is capacity, the same for all tokens.
+    Given(usize),
     /// The index of the last token, of a step of several, as one u32.
     Last,
     /// The position of each token, of a step of several, as u32.
@@ -99,17 +101,19 @@ pub struct Inputs {
     pub outputs: usize,
     /// For each input what a pass leaves as the next one's, if it does not stay as it is.
     pub next: Vec<Option<Value>>,
-    /// Uploads whose numbers depend on the position.
+    /// Uploads whose numbers depend on the position, and what the caller says of each place.
     pub counted: Vec<Counted>,
 }
 
-/// An upload whose numbers depend on the position.
+/// An upload whose numbers depend on the position, or what the caller says of each place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counted {
     /// The input.
     pub input: usize,
     /// If it grows, how many rows it has, and how many elements of each place in a row.
     pub grows: Option<[u64; 2]>,
+    /// Does the caller give it?
+    pub is_given: bool,
 }
 
 /// Keys or values of earlier tokens, as a recorded pass read them.

@@ -24,10 +24,10 @@ impl Growth {
             return Err("what the host uploads grows with the text".into());
         }
         let differ = self.by_token();
-        self.check_shared(&differ)?;
+        let has_places = self.check_shared(&differ)?;
         let of_all = if is_each { differ.clone() } else { self.before_caches(&differ) };
         let (made, at, picked) = (Self::default(), Vec::new(), Vec::new());
-        Several { of: self, tokens, is_each, differ, of_all, made, at, picked }.made()
+        Several { of: self, tokens, is_each, differ, has_places, of_all, made, at, picked }.made()
     }
 
     /// For each node, whether it differs from token to token.
@@ -54,8 +54,8 @@ impl Growth {
         }
     }
 
-    /// Fails if something is computed for all tokens of places that some of them do not see.
-    fn check_shared(&self, differ: &[bool]) -> Result<(), String> {
+    /// For each node, whether it has places of all tokens. Fails if something is computed of these that some tokens do not see.
+    fn check_shared(&self, differ: &[bool]) -> Result<Vec<bool>, String> {
         let nodes = &self.graph.nodes;
         let mut has_places: Vec<bool> = Vec::with_capacity(nodes.len());
         for (at, node) in nodes.iter().enumerate() {
@@ -83,7 +83,7 @@ impl Growth {
             }
             has_places.push(!differ[at] && (is_appended || reads_places));
         }
-        Ok(())
+        Ok(has_places)
     }
 
     /// The nodes that caches depend on, with attention itself and what comes with any of them.
@@ -112,6 +112,8 @@ struct Several<'a> {
     tokens: u64,
     is_each: bool,
     differ: Vec<bool>,
+    /// Of each node, whether it has what all tokens have appended.
+    has_places: Vec<bool>,
     of_all: Vec<bool>,
     made: Growth,
     /// Where each node of the step of one token is.
@@ -232,7 +234,8 @@ impl Several<'_> {
             Compute::AtPosition { compute, operands } => {
                 parts.pop();
                 for &(at, by) in operands {
-                    parts[at] = self.part_at_positions(&parts[at], by)?;
+                    let is_of_cache = matches!(node.operands[at].value, Value::Node(of) if self.has_places[of]);
+                    parts[at] = self.part_at_positions(&parts[at], by, is_of_cache)?;
                 }
                 compute
             }
@@ -251,24 +254,32 @@ impl Several<'_> {
     }
 
     /// An operand as it is at the position of each token.
-    fn part_at_positions(&mut self, part: &Part, by: ByPosition) -> Result<Part, String> {
+    fn part_at_positions(&mut self, part: &Part, by: ByPosition, is_of_cache: bool) -> Result<Part, String> {
         let by = match by {
             ByPosition::Moves { .. } if part.differs => {
                 return Err("an operand that moves over what differs from token to token".into());
             }
-            ByPosition::EndsAs { .. } if !part.differs => {
+            // A copy of a cache for each token.
+            ByPosition::EndsAs { .. } if is_of_cache => {
                 return Err("places of a cache that are hidden from each token in another way".into());
             }
             ByPosition::EndsAs { dim, number } => ByPosition::EndsAs { dim: dim + 1, number },
             moves @ ByPosition::Moves { .. } => moves,
         };
-        let (len, element) = (part.operand.len(), self.made.graph.element(part.operand.value));
-        let operands = vec![part.beside(self.tokens), self.numbers(Source::Places, self.tokens)];
+        let element = self.made.graph.element(part.operand.value);
+        // What repeats is copied once.
+        let mut once = Part { operand: part.operand.clone(), ..*part };
+        once.operand.dims.iter_mut().filter(|dim| dim.stride == 0).for_each(|dim| dim.len = 1);
+        let len = once.operand.len();
+        let operands = vec![once.beside(self.tokens), self.numbers(Source::Places, self.tokens)];
         let at = self.push(Node::new(at_position(by), operands, element, len * self.tokens));
         let mut stride = len;
-        let dims = part.operand.dims.iter().map(|dim| {
-            stride /= dim.len.max(1);
-            Dim { len: dim.len, stride }
+        let dims = part.operand.dims.iter().map(|dim| match dim.stride {
+            0 => *dim,
+            _ => {
+                stride /= dim.len.max(1);
+                Dim { len: dim.len, stride }
+            }
         });
         let operand = Operand { value: Value::Node(at), first: 0, dims: dims.collect() };
         Ok(Part { operand, differs: true, apart: len })
