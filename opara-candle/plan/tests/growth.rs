@@ -334,7 +334,7 @@ fn a_mask_that_the_caller_gives_has_all_places_and_is_the_same_for_all_tokens() 
         assert_eq!(growth.graph.inputs[at].len, 64, "{model}: as many places as there is capacity");
         // Keys and values are read at all places.
         assert_eq!((growth.caches.len(), growth.grown.len()), (0, 4), "{model}");
-        let several = growth.several(8, &inputs(), false).map_err(anyhow::Error::msg).context(model)?;
+        let several = growth.several(8, &inputs(), true).map_err(anyhow::Error::msg).context(model)?;
         assert_eq!(several.graph.inputs[at].len, 64, "{model}: the same for all tokens");
         // Each token has its own end of the mask, which heads share.
         let hides =

@@ -97,8 +97,9 @@ pub(super) fn of_tokens(compute: &Compute, parts: &[Part], tokens: u64) -> Resul
             }
             let mut operands = vec![query(q, queries, tokens)?, k.same(), v.same()];
             operands.extend(factors.iter().map(Part::same));
-            for mask in masks {
-                operands.push(query(mask, mask.operand.dims.len().checked_sub(2).ok_or_else(unknown)?, tokens)?);
+            let places = k.operand.dims.iter().rev().nth(1).ok_or_else(unknown)?.len;
+            for part in masks {
+                operands.push(mask(part, places, tokens)?);
             }
             let behind = v.operand.dims.last().map(|dim| dim.len);
             Ok(Made { compute: compute.clone(), operands, behind })
@@ -119,6 +120,19 @@ fn query(part: &Part, along: usize, tokens: u64) -> Result<Operand, String> {
     match part.operand.dims.get(along) {
         Some(Dim { len: 1, .. }) => part.below(tokens, along),
         _ => Err("attention of several queries".into()),
+    }
+}
+
+/// A mask of attention to so many places, for all tokens. The dimension of its one query may have been left out.
+fn mask(part: &Part, places: u64, tokens: u64) -> Result<Operand, String> {
+    match part.operand.dims[..] {
+        [.., Dim { len: 1, .. }, _] => part.below(tokens, part.operand.dims.len() - 2),
+        [.., Dim { len, .. }] if len == places => {
+            let mut made = part.operand.clone();
+            made.dims.insert(made.dims.len() - 1, Dim { len: tokens, stride: part.apart });
+            Ok(made)
+        }
+        _ => Err("a mask of several queries".into()),
     }
 }
 
