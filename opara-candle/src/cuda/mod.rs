@@ -14,6 +14,7 @@ pub(crate) mod kernels;
 mod launches;
 mod lift;
 mod op_times;
+mod opaque;
 pub(crate) mod operator;
 mod pass;
 mod program;

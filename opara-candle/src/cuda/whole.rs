@@ -5,12 +5,13 @@ use std::sync::Arc;
 use candle::{Device, Shape, Tensor};
 use hashbrown::HashMap;
 use opara_plan::kernel_catalog::Meaningless;
-use opara_plan::rewrite::{whole, Graph, Value, Whole};
+use opara_plan::rewrite::{whole_with, Graph, Value, Whole};
 use parking_lot::Mutex;
 
 use super::capture::{capture, Capture};
 use super::driver::{copy_of, CapturedGraph, CapturedWork, LaunchNode};
 use super::lift::lift;
+use super::opaque::{opaque_launches, OpaqueLaunches};
 use super::target::Target;
 use crate::arguments::{Rerun, StateArguments};
 use crate::backend::Function;
@@ -63,17 +64,20 @@ impl WholePass {
             let arguments = Rerun::of_copies(&StateArguments::default(), &inputs)?;
             let mut captured = capture(&stream, &device, &pool, &function, &arguments, inputs.len())?;
             lift(&mut captured.trace, &captured.launches.get_mut().of);
-            Self::read(captured, device)
+            let opaque = opaque_launches(&mut captured)?;
+            Self::read(captured, &opaque, device)
         })
     }
 
-    fn read(captured: Capture, device: Device) -> Result<Self> {
+    fn read(captured: Capture, opaque: &OpaqueLaunches, device: Device) -> Result<Self> {
         let trace = &captured.trace;
         let kept = captured.kept.iter().map(|&(_, buffer)| buffer);
-        let Whole { mut graph, overwritten, kept, origins } = whole(trace, kept).map_err(|op| {
-            let unknown = trace.ops.get(op).map(|op| {
+        let Whole { mut graph, overwritten, kept, origins } = whole_with(trace, kept, &opaque.known).map_err(|at| {
+            let unknown = trace.ops.get(at).map(|op| {
                 let scope = if op.label.is_empty() { String::new() } else { format!(" (at `{}`)", op.label) };
-                let why = Meaningless::of(&op.name).map_or_else(String::new, |of| format!(": {}", of.why));
+                let why =
+                    Meaningless::of(&op.name).map(|of| of.why).into_iter().chain(opaque.refused.get(&at).copied());
+                let why: String = why.map(|why| format!(": {why}")).collect();
                 format!("it is not known what `{}` computes{scope}{why}", op.name)
             });
             let reason = unknown.unwrap_or_else(|| "it gives nothing that it computes".into());

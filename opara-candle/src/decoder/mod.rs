@@ -7,6 +7,8 @@ mod earlier;
 #[cfg(feature = "cuda")]
 mod known;
 #[cfg(feature = "cuda")]
+mod opaque;
+#[cfg(feature = "cuda")]
 mod others;
 #[cfg(feature = "cuda")]
 mod pieces;

@@ -6,6 +6,7 @@ use opara_plan::trace::{Element, Function};
 
 use super::counted::{Counted, Numbers};
 use super::known::refused;
+use crate::cuda::driver::opaque_name;
 use crate::cuda::{Place, WholePass};
 use crate::rewrite::evaluate::{arranged_bytes, evaluate_joined, Arithmetic};
 use crate::rewrite::join::join;
@@ -114,7 +115,14 @@ impl Common {
     /// [`Error::NotCapturable`](crate::Error::NotCapturable) with the reason if there is none.
     pub fn several(&self, tokens: usize) -> Result<Growth> {
         let growth = self.growth.several(tokens as u64, &self.recorded, self.each.is_some());
-        growth.map_err(|why| refused(&format!("several tokens are not one graph: {why}")))
+        let opaque = self.growth.graph.nodes.iter().filter_map(|node| match node.compute {
+            Compute::Opaque(number) => Some(format!("; it is not known what `{}` computes", opaque_name(number))),
+            _ => None,
+        });
+        growth.map_err(|why| {
+            let names: String = opaque.collect();
+            refused(&format!("several tokens are not one graph: {why}{names}"))
+        })
     }
 
     /// Bytes of the weights, in the order that operators need.

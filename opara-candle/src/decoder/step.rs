@@ -8,6 +8,7 @@ use opara_plan::rewrite::{rules, Growth, Inputs, Standing, Value};
 use super::counted::{Counted, MASK};
 use super::earlier::{check_turns, Earlier};
 use super::known::{captured, or_refused, refused, with_states, First, Known};
+use super::opaque::check_opaque;
 use super::others::others;
 use super::pieces::{pieces, Piece};
 use super::several::{first_of, Several};
@@ -129,6 +130,9 @@ impl Step {
             return Err(refused(&format!(
                 "behind {far} tokens a step leaves other tensors to the next one than behind {length}"
             )));
+        }
+        for (other, tokens) in [(&later, last), (&far_pass, far), (&farthest_pass, far + 1)] {
+            check_opaque([&pass, other], tokens)?;
         }
         let counted = Counted::of([&pass, &farthest_pass], [length, far + 1])?;
         for (pass, length) in [(&later, last), (&far_pass, far)] {

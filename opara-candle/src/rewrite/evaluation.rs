@@ -138,6 +138,12 @@ impl<'a> Evaluation<'a> {
         }
     }
 
+    /// The type of a value's elements.
+    #[cfg(feature = "cuda")]
+    pub fn element(&self, value: Value) -> Element {
+        self.graph.element(value)
+    }
+
     /// The type in which a value is computed.
     pub fn dtype(&self, value: Value) -> DType {
         self.arithmetic.dtype(self.graph.element(value))

@@ -22,6 +22,8 @@ pub(crate) mod join;
 pub(crate) mod joined;
 mod judgement;
 mod norms;
+#[cfg(feature = "cuda")]
+mod opaque;
 mod operators;
 mod quantized;
 mod scatter;

@@ -68,7 +68,7 @@ fn gemma3_of(weights: VarBuilder, window: usize) -> anyhow::Result<gemma3::Model
 }
 
 /// Writes a text behind prompts of these lengths, the module's own tokens, and compares the logits.
-fn assert_near<M: Clone + Send + Sync + 'static>(
+pub fn assert_near<M: Clone + Send + Sync + 'static>(
     fast: &mut DecoderExecutor<M>,
     fresh: &M,
     forward: impl Fn(&mut M, &Tensor, usize) -> candle::Result<Tensor>,

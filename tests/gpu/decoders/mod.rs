@@ -5,6 +5,7 @@
 mod behaviour;
 mod beside;
 mod models;
+mod opaque;
 mod padded;
 mod quantised;
 mod texts;

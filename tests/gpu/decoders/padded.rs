@@ -11,7 +11,7 @@ use serde_json::json;
 use super::behaviour::{qwen2, VOCABULARY};
 use crate::common::gpu;
 
-fn strict() -> opara_candle::Builder {
+pub fn strict() -> opara_candle::Builder {
     OparaExecutor::builder().on_uncapturable(OnUncapturable::Error)
 }
 

@@ -46,6 +46,9 @@ pub enum Compute {
         /// Whether it is of maxima, which the padding never is, and not of means, which count it as zeros.
         is_max: bool,
     },
+    /// A launch of which is known what it reads and which memory its result fills: that of this number. Operands: what its pointers point
+    /// to, from there on.
+    Opaque(u64),
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, then those of the
     /// scores. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
     Attention(Scores),

@@ -35,5 +35,5 @@ pub use growth::{Cache, Counted, Grown, Growth, Inputs, Recorded, Source};
 pub use item::{first_item, Item};
 pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};
-pub use region::{regions, whole, Region, Whole};
+pub use region::{regions, whole, whole_with, Opaque, Region, Whole};
 pub use scores::{Mask, Scores};

@@ -7,7 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use super::compute::Compute;
 use super::constants::renumbered;
 use super::graph::{Graph, Input, Node, Operand, Output, Value};
-use crate::trace::{is_contiguous, BufferId, Dim, Element, Function, Meaning, Op, OpId, Role, Trace, View};
+use crate::trace::{is_contiguous, Buffer, BufferId, Dim, Element, Function, Meaning, Op, OpId, Role, Trace, View};
 
 /// Consecutive ops, and what they compute together.
 #[derive(Debug, Clone, PartialEq)]
@@ -81,17 +81,46 @@ pub struct Whole {
     pub origins: Vec<OpId>,
 }
 
+/// A launch without a meaning that writes one buffer, all of it, and reads others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Opaque {
+    /// The same for launches that do the same with what they read.
+    pub number: u64,
+    /// What it reads: buffers, from this byte on.
+    pub reads: Vec<(BufferId, u64)>,
+    /// Its result.
+    pub writes: BufferId,
+    /// The type of the result, if its readers do not tell.
+    pub element: Option<Element>,
+}
+
 /// The graph of all ops of a trace, if each has a meaning. The module keeps some buffers of it.
 ///
 /// # Errors
 /// The first op that is not understood; or the number of ops, if what they give is not.
 pub fn whole(trace: &Trace, kept: impl IntoIterator<Item = BufferId>) -> Result<Whole, OpId> {
+    whole_with(trace, kept, &HashMap::new())
+}
+
+/// The same for a trace in which some ops without a meaning are known as far as this.
+///
+/// # Errors
+/// Those of [`whole`].
+pub fn whole_with(
+    trace: &Trace,
+    kept: impl IntoIterator<Item = BufferId>,
+    opaque: &HashMap<OpId, Opaque>,
+) -> Result<Whole, OpId> {
     let users = trace.users();
     let last_users: Vec<Option<OpId>> = users.iter().map(|users| users.last().copied()).collect();
     let is_written = trace.written();
     let mut run = Run::new(trace, &last_users, &is_written);
     (run.is_whole, run.elements) = (true, elements(trace));
-    if let Some(op) = (0..trace.ops.len()).find(|&op| run.take(op).is_none()) {
+    let mut take = |op| match opaque.get(&op) {
+        Some(opaque) => run.take_opaque(op, opaque),
+        None => run.take(op),
+    };
+    if let Some(op) = (0..trace.ops.len()).find(|&op| take(op).is_none()) {
         return Err(op);
     }
     let memory: Vec<BufferId> = run.states.keys().copied().filter(|&buffer| run.is_memory(buffer)).collect();
@@ -263,6 +292,34 @@ impl<'a> Run<'a> {
             None => drop(self.states.insert(to.buffer, State::Parts(op, vec![part]))),
         }
         Some(())
+    }
+
+    /// Adds an op without a meaning.
+    fn take_opaque(&mut self, op: OpId, opaque: &Opaque) -> Option<()> {
+        self.op = op;
+        let to = opaque.writes;
+        let Buffer { bytes, role } = self.trace.buffers[to];
+        let is_own = matches!(role, Role::Intermediate | Role::Output(_)) && !self.inputs.contains_key(&to);
+        if !is_own || !matches!(self.states.get(&to), None | Some(State::Zeros(_))) {
+            return None;
+        }
+        let mut operands = Vec::with_capacity(opaque.reads.len());
+        for &(buffer, from) in &opaque.reads {
+            // Nobody else knows the type of what it alone reads.
+            let is_alone = !self.elements.contains_key(&buffer) && self.is_memory(buffer);
+            let value = match self.inputs.get(&buffer) {
+                None if is_alone => self.add_input(buffer, Element::U8),
+                _ => self.value(buffer, Element::Byte)?,
+            };
+            let size = self.graph.element(value).bytes();
+            let first = from.is_multiple_of(size).then_some(from / size)?;
+            let len = self.graph.len(value).checked_sub(first)?;
+            operands.push(Operand { value, first, dims: vec![Dim { len, stride: 1 }] });
+        }
+        let element = self.elements.get(&to).copied().or(opaque.element)?;
+        let node = Node::new(Compute::Opaque(opaque.number), operands, element, bytes / element.bytes());
+        let value = self.push(node);
+        self.set(to, State::Whole(value))
     }
 
     /// Whether it takes rows of a table by what a call gives: no rule is about that, and the table may be a vocabulary's.

@@ -25,6 +25,7 @@ pub(crate) mod kernels;
 pub(crate) mod matmul;
 mod memory;
 mod nvrtc;
+mod opaque;
 mod out_of_memory;
 mod quantized;
 mod status;
@@ -45,6 +46,8 @@ pub(crate) use handover::Handover;
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
 pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
+pub(super) use opaque::opaque_launch;
+pub(crate) use opaque::{launch_opaque, opaque_difference, opaque_name};
 #[cfg(feature = "faults")]
 pub use opara_interpose::faults;
 pub(crate) use opara_interpose::unwatched;

@@ -1,0 +1,118 @@
+//! Launches of kernels of which nobody knows what they compute, with other operands.
+
+use candle::Tensor;
+use cudarc::driver::sys::{self, CUkernelNodeAttrID, CUkernelNodeAttrValue};
+use parking_lot::Mutex;
+
+use super::kernel::KernelNode;
+use super::memory::address_of;
+use super::{check, get, Arguments};
+use crate::{Error, Result};
+
+/// A launch whose pointers to operands are null.
+struct OpaqueLaunch {
+    kernel: KernelNode,
+    /// Offsets of the pointers to what it reads.
+    reads: Vec<usize>,
+    /// Offset of the pointer to its result.
+    result: usize,
+}
+
+// SAFETY: the driver's handles may be used from any thread whose context is current; the node of the capture is not used.
+unsafe impl Send for OpaqueLaunch {}
+
+impl OpaqueLaunch {
+    fn is_same(&self, other: &Self) -> bool {
+        (self.kernel.params.func, self.kernel.launch, &self.kernel.arguments, &self.reads, self.result)
+            == (other.kernel.params.func, other.kernel.launch, &other.kernel.arguments, &other.reads, other.result)
+    }
+}
+
+/// All of the process, which are few: a number tells a launch from others.
+static LAUNCHES: Mutex<Vec<OpaqueLaunch>> = Mutex::new(Vec::new());
+
+/// The number of a launch that reads through the pointers at these offsets, and writes its result through another one: that of all
+/// launches of the same kernel with the same other arguments. `None` of blocks that wait for each other, or share memory.
+///
+/// # Errors
+/// A failed driver call.
+pub(in crate::cuda) fn opaque_launch(kernel: &KernelNode, reads: &[usize], result: usize) -> Result<Option<u64>> {
+    if kernel.template.is_null() || has_groups(kernel)? {
+        return Ok(None);
+    }
+    let mut kernel = kernel.clone();
+    kernel.template = std::ptr::null_mut();
+    reads.iter().chain([&result]).for_each(|&word| kernel.arguments.set_word(word, 0));
+    let launch = OpaqueLaunch { kernel, reads: reads.to_vec(), result };
+    let mut all = LAUNCHES.lock();
+    let known = all.iter().position(|of| of.is_same(&launch));
+    Ok(Some(known.unwrap_or_else(|| {
+        all.push(launch);
+        all.len() - 1
+    }) as u64))
+}
+
+/// Do blocks of a captured launch depend on each other?
+fn has_groups(kernel: &KernelNode) -> Result<bool> {
+    // SAFETY: the node is one of a graph that its capture holds; all bits of the value are numbers.
+    let attribute = |which| unsafe {
+        get("cuGraphKernelNodeGetAttribute", |value: *mut CUkernelNodeAttrValue| {
+            sys::cuGraphKernelNodeGetAttribute(kernel.template, which, value)
+        })
+    };
+    let cooperative = attribute(CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_COOPERATIVE)?;
+    let cluster = attribute(CUkernelNodeAttrID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)?;
+    // SAFETY: the driver has written the fields of these attributes.
+    let (cooperative, [x, y, z]) =
+        unsafe { (cooperative.cooperative, [cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z]) };
+    Ok(cooperative != 0 || [x, y, z].iter().any(|&blocks| blocks > 1))
+}
+
+/// The name of a launch's kernel.
+pub(crate) fn opaque_name(number: u64) -> String {
+    LAUNCHES.lock().get(number as usize).map_or_else(String::new, |of| of.kernel.name.to_string())
+}
+
+/// In what two launches differ.
+pub(crate) fn opaque_difference(a: u64, b: u64) -> String {
+    let all = LAUNCHES.lock();
+    let [Some(a), Some(b)] = [a, b].map(|number| all.get(number as usize)) else { return "kernel".into() };
+    if a.kernel.launch != b.kernel.launch {
+        return "number of blocks or threads".into();
+    }
+    let of = |arguments: &Arguments, at| arguments.argument(at).map(|(_, bytes)| bytes.to_vec());
+    let differs = |at: &usize| of(&a.kernel.arguments, *at) != of(&b.kernel.arguments, *at);
+    match (0..a.kernel.arguments.count()).find(differs) {
+        Some(at) => format!("argument {at}"),
+        None => "number of pointers".into(),
+    }
+}
+
+/// Launches a kernel with these operands, each as large as when it was captured, and this result.
+///
+/// # Errors
+/// Operands that are not on a CUDA device, and a failed launch.
+pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> Result<()> {
+    let all = LAUNCHES.lock();
+    let Some(of) = all.get(number as usize).filter(|of| of.reads.len() == reads.len()) else {
+        return Err(Error::Internal { message: "there is no such launch".into() });
+    };
+    let mut arguments = of.kernel.arguments.clone();
+    for (&word, tensor) in of.reads.iter().zip(reads) {
+        arguments.set_word(word, address_of(tensor)?);
+    }
+    arguments.set_word(of.result, address_of(result)?);
+    let stream = result.device().as_cuda_device()?.cuda_stream();
+    stream.context().bind_to_thread().map_err(super::wrap("cuCtxSetCurrent"))?;
+    let (function, launch) = (of.kernel.params.func, of.kernel.launch);
+    let ([x, y, z], [tx, ty, tz]) = (launch.grid, launch.block);
+    check(
+        "cuLaunchKernel",
+        // SAFETY: the module launched the same kernel with the same arguments, but for pointers to memory of these sizes. Who made the
+        // kernel keeps it loaded as long as the module may be called, as for replays of its passes.
+        arguments.with_raw(|parameters, extra| unsafe {
+            let shared = launch.dynamic_shared;
+            sys::cuLaunchKernel(function, x, y, z, tx, ty, tz, shared, stream.cu_stream(), parameters, extra)
+        }),
+    )
+}

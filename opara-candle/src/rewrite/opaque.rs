@@ -1,0 +1,35 @@
+//! Launches of kernels of which nobody knows what they compute.
+
+use candle::{bail, DType, Result, Tensor};
+use opara_plan::rewrite::Node;
+
+use super::evaluation::{Arithmetic, Evaluation};
+use crate::cuda::driver::{launch_opaque, opaque_name};
+
+/// The result of a launch, which has the types that were captured in any arithmetic.
+pub(super) fn result(of: &mut Evaluation, node: &Node, number: u64) -> Result<Tensor> {
+    let (arithmetic, mut reads) = (of.arithmetic, Vec::with_capacity(node.operands.len()));
+    for operand in &node.operands {
+        let element = of.element(operand.value);
+        reads.push(of.own(operand)?.to_dtype(Arithmetic::Typed.dtype(element))?.contiguous()?);
+    }
+    let result = Tensor::zeros(node.len as usize, Arithmetic::Typed.dtype(node.element), &of.device()?)?;
+    if arithmetic == Arithmetic::Typed {
+        launch_opaque(number, &reads, &result).map_err(candle::Error::wrap)?;
+        return Ok(result);
+    }
+    // While a step is judged, it is seen whether the kernel leaves what it reads.
+    let given = reads.iter().map(Tensor::force_contiguous).collect::<Result<Vec<_>>>()?;
+    launch_opaque(number, &given, &result).map_err(candle::Error::wrap)?;
+    for (x, given) in reads.iter().zip(&given) {
+        let differs =
+            x.flatten_all()?.ne(&given.flatten_all()?)?.to_dtype(DType::F32)?.sum_all()?.to_scalar::<f32>()?;
+        if differs != 0. {
+            bail!(
+                "`{}` writes to what it reads, or that is no number: let it write to a new tensor",
+                opaque_name(number)
+            )
+        }
+    }
+    result.to_dtype(arithmetic.dtype(node.element))
+}
