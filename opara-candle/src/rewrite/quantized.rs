@@ -10,7 +10,7 @@ use super::evaluation::{lens, Arithmetic, Evaluation};
 use crate::ops::{self, QuantizedWeight};
 
 /// candle's name of a type.
-fn dtype(blocks: BlockType) -> GgmlDType {
+pub(super) fn dtype(blocks: BlockType) -> GgmlDType {
     match blocks {
         BlockType::Q4_0 => GgmlDType::Q4_0,
         BlockType::Q4_1 => GgmlDType::Q4_1,

@@ -14,6 +14,7 @@ mod gradients;
 mod heads;
 mod images;
 mod indexed;
+mod loops;
 mod norms;
 mod oracles;
 mod places;

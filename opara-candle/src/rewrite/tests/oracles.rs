@@ -35,7 +35,7 @@ fn results(function: &Function, operands: &[Viewed], element: Element, len: u64)
 }
 
 /// Both are what the loops give, up to a relative error.
-fn check(function: Function, operands: &[Viewed], expected: &[f64], tolerance: f64) -> Result<()> {
+pub(super) fn check(function: Function, operands: &[Viewed], expected: &[f64], tolerance: f64) -> Result<()> {
     check_of(function, operands, Element::F32, expected, tolerance)
 }
 
@@ -49,7 +49,7 @@ fn check_of(function: Function, operands: &[Viewed], element: Element, expected:
     Ok(())
 }
 
-fn values(t: &Tensor) -> Result<Vec<f64>> {
+pub(super) fn values(t: &Tensor) -> Result<Vec<f64>> {
     t.flatten_all()?.to_dtype(DType::F64)?.to_vec1()
 }
 
@@ -187,7 +187,8 @@ fn in_blocks(rows: u64, columns: u64, of: GgmlDType) -> Result<(Tensor, Vec<f64>
 
 #[test]
 fn blocks_are_dequantized_and_looked_up() -> Result<()> {
-    for (blocks, dtype) in [(BlockType::Q4_0, GgmlDType::Q4_0), (BlockType::Q6K, GgmlDType::Q6K)] {
+    for blocks in BlockType::ALL {
+        let dtype = crate::rewrite::quantized::dtype(blocks);
         let (bytes, elements) = in_blocks(6, 256, dtype)?;
         let of_row = blocks.bytes_of_row(256).unwrap();
         check(Function::Dequantized(blocks), &[(&bytes, &[6 * of_row])], &elements, 0.)?;
