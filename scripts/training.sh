@@ -14,7 +14,9 @@ cd "$(dirname "$0")/.."
 commit=${COMMIT:-$(git rev-parse --short HEAD)}
 python=${PYTHON:-python3}
 if [ $# = 0 ]; then
-    set -- mlp f32 64 resnet18-32 f32 32 resnet18-32 f32 128 bert-base f32 8 bert-base bf16 8 bert-base bf16 32 vit-small f32 32 vit-small bf16 256
+    set -- mlp f32 64 resnet18-32 f32 32 resnet18-32 bf16 32 resnet18-32 bf16 128 resnet50-32 f32 32 resnet50-32 bf16 32 \
+        mobilenet2-32 f32 32 mobilenet2-32 bf16 32 efficientnet0-32 f32 32 efficientnet0-32 bf16 32 \
+        bert-base f32 8 bert-base bf16 8 bert-base bf16 32 gpt2 bf16 8 vit-small f32 32 vit-small bf16 256
 fi
 if [ -z "${TRAINING:-}" ]; then
     cargo build --release --features cudnn,zoo --example training || exit

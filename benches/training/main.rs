@@ -5,6 +5,7 @@
 //!
 //! `benches/peers/python/train.py` has the same models in PyTorch. Without a GPU each contestant takes one step, eagerly.
 
+mod images;
 mod models;
 
 use std::fs::File;
@@ -14,7 +15,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use candle::{DType, Device, Tensor, Var};
+use candle::{DType, Device, Tensor};
 use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
@@ -85,9 +86,7 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
     let (weights, loss) = seeded(model, args.dtype, device)?;
     let batch = (model.batch)(args.batch, args.dtype, device)?;
     let params = ParamsAdamW { lr: 1e-4, ..Default::default() };
-    // Norms of batches write their statistics themselves.
-    let trained = variables(&weights)?.into_iter().filter(|(name, _)| !name.contains(".running_"));
-    let trained: Vec<(String, Var)> = trained.collect();
+    let trained = variables(&weights)?;
     match contestant {
         "candle" => {
             let all = trained.into_iter().map(|(_, variable)| variable).collect();
@@ -121,7 +120,8 @@ fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)
     for (at, (_, variable)) in matrices {
         let (count, inputs) = (variable.elem_count(), variable.elem_count() / variable.dim(0)?);
         let scale = (inputs as f64).powf(-0.5);
-        let numbers = (0..count).map(|of| ((of * 7919 + at * 104_729) % 10_007) as f32 / 5_003.5 - 1.);
+        let mut rng = fastrand::Rng::with_seed(at as u64);
+        let numbers = (0..count).map(|_| 2. * rng.f32() - 1.);
         let numbers = (Tensor::from_iter(numbers, device)? * scale)?.reshape(variable.shape())?;
         variable.set(&numbers.to_dtype(dtype)?)?;
     }

@@ -1,8 +1,10 @@
 //! The models, unchanged from candle where it has them, with the loss of a batch.
 
-use candle::{DType, Device, IndexOp, Module, ModuleT, Result, Tensor};
-use candle_nn::{batch_norm, conv2d_no_bias, linear, loss, BatchNorm, Conv2d, Conv2dConfig, Linear, VarBuilder};
+use candle::{DType, Device, IndexOp, Module, Result, Tensor, D};
+use candle_nn::{embedding, layer_norm, linear, loss, ops, LayerNorm, Linear, VarBuilder};
 use candle_transformers::models::{bert, vit};
+
+use crate::images;
 
 /// The loss of a batch.
 pub type Loss = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
@@ -18,23 +20,43 @@ pub struct Model {
 /// Tokens of BERT's texts.
 const TOKENS: usize = 128;
 
-pub const MODELS: [Model; 4] = [
+/// Tokens of GPT-2's texts, and of its vocabulary.
+const LONG: usize = 1024;
+const WORDS: usize = 50_257;
+
+/// A model for pictures of 32 by 32 pixels.
+const fn of_pictures(name: &'static str, make: fn(VarBuilder) -> Result<Loss>) -> Model {
+    Model {
+        name,
+        make,
+        batch: |rows, dtype, device| Ok([numbers((rows, 3, 32, 32), dtype, device)?, kinds(rows, 10, device)?]),
+    }
+}
+
+pub const MODELS: [Model; 8] = [
     Model {
         name: "mlp",
         make: mlp,
         batch: |rows, dtype, device| Ok([numbers((rows, 784), dtype, device)?, kinds(rows, 10, device)?]),
     },
-    Model {
-        name: "resnet18-32",
-        make: resnet18,
-        batch: |rows, dtype, device| Ok([numbers((rows, 3, 32, 32), dtype, device)?, kinds(rows, 10, device)?]),
-    },
+    of_pictures("resnet18-32", |vb| classify(images::resnet18(vb)?)),
+    of_pictures("resnet50-32", |vb| classify(images::resnet50(vb)?)),
+    of_pictures("mobilenet2-32", |vb| classify(images::mobilenet2(vb)?)),
+    of_pictures("efficientnet0-32", |vb| classify(images::efficientnet0(vb)?)),
     Model {
         name: "bert-base",
         make: bert_base,
         batch: |rows, _, device| {
             let ids = kinds(rows * TOKENS, 30_000, device)?.reshape((rows, TOKENS))?;
             Ok([ids, kinds(rows, 2, device)?])
+        },
+    },
+    Model {
+        name: "gpt2",
+        make: gpt2,
+        batch: |rows, _, device| {
+            let ids = kinds(rows * LONG, WORDS, device)?;
+            Ok([ids.reshape((rows, LONG))?, ids])
         },
     },
     Model {
@@ -47,7 +69,8 @@ pub const MODELS: [Model; 4] = [
 /// Numbers between -1 and 1.
 fn numbers(shape: impl Into<candle::Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
-    let numbers = (0..shape.elem_count()).map(|at| ((at * 7919 % 10_007) as f32 / 5_003.5) - 1.);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let numbers = (0..shape.elem_count()).map(|_| 2. * rng.f32() - 1.);
     Tensor::from_iter(numbers, device)?.reshape(shape)?.to_dtype(dtype)
 }
 
@@ -61,6 +84,10 @@ fn entropy(logits: &Tensor, right: &Tensor) -> Result<Vec<Tensor>> {
     Ok(vec![loss::cross_entropy(&logits.to_dtype(DType::F32)?, right)?])
 }
 
+fn classify(net: images::Net) -> Result<Loss> {
+    Ok(Box::new(move |batch| entropy(&net(&batch[0])?, &batch[1])))
+}
+
 fn mlp(vb: VarBuilder) -> Result<Loss> {
     let sizes = [784, 256, 256, 10];
     let layers = sizes.windows(2).enumerate().map(|(at, of)| linear(of[0], of[1], vb.pp(at)));
@@ -72,47 +99,6 @@ fn mlp(vb: VarBuilder) -> Result<Loss> {
     }))
 }
 
-/// A convolution and its norm, in training mode.
-struct Normed(Conv2d, BatchNorm);
-
-impl Normed {
-    fn new(from: usize, to: usize, kernel: usize, stride: usize, vb: VarBuilder) -> Result<Self> {
-        let config = Conv2dConfig { stride, padding: kernel / 2, ..Default::default() };
-        Ok(Self(conv2d_no_bias(from, to, kernel, config, vb.pp("conv"))?, batch_norm(to, 1e-5, vb.pp("norm"))?))
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.1.forward_t(&self.0.forward(x)?, true)
-    }
-}
-
-/// ResNet-18 for pictures of 32 by 32 pixels: a first convolution of 3 by 3 and no pool, and norms in training mode, which
-/// candle-transformers' does not have.
-fn resnet18(vb: VarBuilder) -> Result<Loss> {
-    struct Block([Normed; 2], Option<Normed>);
-    let stem = Normed::new(3, 64, 3, 1, vb.pp("stem"))?;
-    let mut blocks = Vec::new();
-    let mut from = 64;
-    for (stage, to) in [64, 128, 256, 512].into_iter().enumerate() {
-        for at in 0..2 {
-            let (stride, vb) = (if at == 0 && stage > 0 { 2 } else { 1 }, vb.pp(format!("{stage}.{at}")));
-            let shortcut = (stride > 1).then(|| Normed::new(from, to, 1, stride, vb.pp("shortcut"))).transpose()?;
-            let two = [Normed::new(from, to, 3, stride, vb.pp("one"))?, Normed::new(to, to, 3, 1, vb.pp("two"))?];
-            blocks.push(Block(two, shortcut));
-            from = to;
-        }
-    }
-    let head = linear(512, 10, vb.pp("head"))?;
-    Ok(Box::new(move |batch| {
-        let mut x = stem.forward(&batch[0])?.relu()?;
-        for Block([one, two], shortcut) in &blocks {
-            let beside = shortcut.as_ref().map_or_else(|| Ok(x.clone()), |shortcut| shortcut.forward(&x))?;
-            x = (two.forward(&one.forward(&x)?.relu()?)? + beside)?.relu()?;
-        }
-        entropy(&head.forward(&x.mean((2, 3))?)?, &batch[1])
-    }))
-}
-
 /// BERT-base with a layer of two kinds on the first token.
 fn bert_base(vb: VarBuilder) -> Result<Loss> {
     let config = bert::Config { hidden_dropout_prob: 0., ..Default::default() };
@@ -121,6 +107,43 @@ fn bert_base(vb: VarBuilder) -> Result<Loss> {
     Ok(Box::new(move |batch| {
         let hidden = model.forward(&batch[0], &batch[0].zeros_like()?, None)?;
         entropy(&head.forward(&hidden.i((.., 0))?.contiguous()?)?, &batch[1])
+    }))
+}
+
+/// GPT-2 of 124 million weights, which candle-transformers does not have.
+fn gpt2(vb: VarBuilder) -> Result<Loss> {
+    const WIDTH: usize = 768;
+    const HEADS: usize = 12;
+    struct Layer([LayerNorm; 2], [Linear; 4]);
+    let (words, places) =
+        (embedding(WORDS, WIDTH, vb.pp("wte"))?, embedding(LONG, WIDTH, vb.pp("wpe"))?.embeddings().clone());
+    let mut layers = Vec::new();
+    for at in 0..12 {
+        let vb = vb.pp(at);
+        let norm = |name: &str| layer_norm(WIDTH, 1e-5, vb.pp(name));
+        let of = |from: usize, to: usize, name: &str| linear(WIDTH * from, WIDTH * to, vb.pp(name));
+        let products = [of(1, 3, "qkv")?, of(1, 1, "out")?, of(1, 4, "up")?, of(4, 1, "down")?];
+        layers.push(Layer([norm("ln_1")?, norm("ln_2")?], products));
+    }
+    let last = layer_norm(WIDTH, 1e-5, vb.pp("ln_f"))?;
+    let hidden = (0..LONG * LONG).map(|at| if at % LONG > at / LONG { f32::NEG_INFINITY } else { 0. });
+    let mask = Tensor::from_iter(hidden, vb.device())?.reshape((1, 1, LONG, LONG))?.to_dtype(vb.dtype())?;
+    let heads = |x: &Tensor| -> Result<Tensor> {
+        let (rows, tokens, _) = x.dims3()?;
+        x.reshape((rows, tokens, HEADS, ()))?.transpose(1, 2)?.contiguous()
+    };
+    Ok(Box::new(move |batch| {
+        let mut x = words.forward(&batch[0])?.broadcast_add(&places)?;
+        for Layer([one, two], [qkv, out, up, down]) in &layers {
+            let all = qkv.forward(&one.forward(&x)?)?.chunk(3, D::Minus1)?;
+            let (q, k, v) = (heads(&all[0])?, heads(&all[1])?, heads(&all[2])?);
+            let scores = (q.matmul(&k.t()?)? * ((WIDTH / HEADS) as f64).powf(-0.5))?.broadcast_add(&mask)?;
+            let mixed = ops::softmax_last_dim(&scores)?.matmul(&v)?;
+            x = (x + out.forward(&mixed.transpose(1, 2)?.flatten_from(2)?)?)?;
+            x = (&x + down.forward(&up.forward(&two.forward(&x)?)?.gelu()?)?)?;
+        }
+        let logits = last.forward(&x)?.flatten_to(1)?.matmul(&words.embeddings().t()?)?;
+        entropy(&logits, &batch[1])
     }))
 }
 

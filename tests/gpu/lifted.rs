@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use candle::{DType, Device, IndexOp, Module, Result, Tensor, D};
+use candle::{DType, Device, IndexOp, Module, ModuleT, Result, Tensor, Var, D};
 use candle_nn::{loss::cross_entropy, ParamsAdamW, VarBuilder, VarMap};
 use candle_transformers::models::{bert, llama, t5, vit};
 use opara_candle::optim::{AdamW, ParamsSGD, SGD};
@@ -40,6 +40,11 @@ impl Task {
         Ok(Self { weights, loss, batch })
     }
 
+    /// All variables but the statistics that batch norms write.
+    fn trained(&self) -> anyhow::Result<Vec<(String, Var)>> {
+        Ok(variables(&self.weights)?.into_iter().filter(|(name, _)| !name.contains("running_")).collect())
+    }
+
     fn number(&self) -> Result<f64> {
         (self.loss)(&self.batch)?[0].to_dtype(DType::F64)?.to_scalar()
     }
@@ -53,13 +58,13 @@ impl Task {
         assert_ne!(report.mode(), Mode::Eager, "{report}");
         let worst = trainer.gradient_errors().iter().max_by(|a, b| a.ours.total_cmp(&b.ours));
         println!("{} gradients, worst {worst:?}", trainer.gradient_errors().len());
-        assert_eq!(trainer.gradient_errors().len(), variables(&self.weights)?.len());
+        assert_eq!(trainer.gradient_errors().len(), self.trained()?.len());
         trainer.step(&self.batch)?;
         // The first moments are the gradients.
         let path = folder.join("first");
         trainer.save(&path)?;
         let all = candle::safetensors::load(&path, &Device::Cpu)?;
-        let found = variables(&self.weights)?.into_iter().map(|(name, variable)| {
+        let found = self.trained()?.into_iter().map(|(name, variable)| {
             let moments = all[&format!("opara.moments.{name}")].reshape(variable.shape())?;
             Ok((name, moments.to_device(variable.device())?))
         });
@@ -106,6 +111,30 @@ fn convolutions(vb: VarBuilder, device: &Device, dtype: DType) -> Result<(Loss, 
         let h = first.forward(&x[0])?.relu()?.avg_pool2d(2)?;
         let h = second.forward(&h)?.relu()?.mean((2, 3))?;
         Ok(vec![cross_entropy(&last.forward(&h)?, &x[1])?])
+    });
+    Ok((loss, batch))
+}
+
+/// Residual blocks with batch norms in training mode, one of them depthwise, one without weights.
+fn small_resnet(vb: VarBuilder, device: &Device, dtype: DType) -> Result<(Loss, Vec<Tensor>)> {
+    let conv = |of: [usize; 2], kernel, stride, groups, name: &str| {
+        let config = candle_nn::Conv2dConfig { padding: kernel / 2, stride, groups, ..Default::default() };
+        candle_nn::conv2d_no_bias(of[0], of[1], kernel, config, vb.pp(name))
+    };
+    let norm = |channels, name: &str| candle_nn::batch_norm(channels, 1e-5, vb.pp(name));
+    let bare = candle_nn::BatchNormConfig { affine: false, ..Default::default() };
+    let (stem, stem_norm) = (conv([3, 8], 3, 1, 1, "stem")?, norm(8, "stem_norm")?);
+    let (one, one_norm) = (conv([8, 16], 3, 2, 1, "one")?, norm(16, "one_norm")?);
+    let (two, two_norm) = (conv([16, 16], 3, 1, 16, "two")?, norm(16, "two_norm")?);
+    let (beside, beside_norm) = (conv([8, 16], 1, 2, 1, "beside")?, candle_nn::batch_norm(16, bare, vb.pp("bare"))?);
+    let head = candle_nn::linear(16, 5, vb.pp("head"))?;
+    let batch = vec![images((4, 3, 12, 12), dtype, device)?, ids(1, (1, 4), 5, device)?.flatten_all()?];
+    let loss: Loss = Arc::new(move |x| {
+        let x0 = stem_norm.forward_t(&stem.forward(&x[0])?, true)?.relu()?;
+        let h = one_norm.forward_t(&one.forward(&x0)?, true)?.relu()?;
+        let h = two_norm.forward_t(&two.forward(&h)?, true)?;
+        let h = (h + beside_norm.forward_t(&beside.forward(&x0)?, true)?)?.relu()?;
+        Ok(vec![cross_entropy(&head.forward(&h.mean((2, 3))?)?, &x[1])?])
     });
     Ok((loss, batch))
 }
@@ -200,7 +229,10 @@ fn small_t5(vb: VarBuilder, device: &Device, _: DType) -> Result<(Loss, Vec<Tens
 fn gradients_are_candles() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
-    for (name, make) in [("mlp", mlp as Make), ("convolutions", convolutions)] {
+    // Convolutions of f32 may round operands to TF32.
+    for (name, make, room) in
+        [("mlp", mlp as Make, 2e-6), ("convolutions", convolutions, 5e-3), ("resnet", small_resnet, 5e-3)]
+    {
         let task = Task::new(make, DType::F32, &device)?;
         let candles = (task.loss)(&task.batch)?[0].backward()?;
         for (variable, ours) in task.gradients(folder.path())? {
@@ -210,7 +242,7 @@ fn gradients_are_candles() -> anyhow::Result<()> {
             let norm = |t: &Tensor| t.sqr()?.sum_all()?.sqrt()?.to_scalar::<f32>();
             let apart = norm(&(&ours - expected)?)? / norm(expected)?;
             println!("{name} {variable}: {apart:.1e}");
-            assert!(apart < 2e-6, "{name}, {variable}: {apart}");
+            assert!(apart < room, "{name}, {variable}: {apart}");
         }
     }
     Ok(())
@@ -222,7 +254,7 @@ fn gradients_are_slopes() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
     // Some of candle's operators sum in f32 whatever the model's type is.
-    let (step, room) = (3e-3, 5e-3);
+    let (step, room) = (1e-3, 5e-3);
     for (name, make) in [("bert", small_bert as Make), ("vit", small_vit), ("llama", small_llama), ("t5", small_t5)] {
         let task = Task::new(make, DType::F32, &device)?;
         let gradients = task.gradients(folder.path())?;
@@ -268,10 +300,18 @@ fn gradients_are_slopes() -> anyhow::Result<()> {
 fn unchanged_models_train() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     let folder = tempfile::tempdir()?;
-    let models = [("bert", small_bert as Make), ("vit", small_vit), ("llama", small_llama), ("t5", small_t5)];
+    let models = [
+        ("bert", small_bert as Make),
+        ("vit", small_vit),
+        ("llama", small_llama),
+        ("t5", small_t5),
+        ("resnet", small_resnet),
+    ];
     for (name, make) in models {
-        // In bf16 candle's BERT gives NaN, since its mask multiplies zeros with what rounds to infinity, and its T5 an error.
-        let dtypes: &[DType] = if matches!(name, "bert" | "t5") { &[DType::F32] } else { &[DType::F32, DType::BF16] };
+        // In bf16 candle's BERT gives NaN, since its mask multiplies zeros with what rounds to infinity, and its T5 and
+        // batch norms an error.
+        let dtypes: &[DType] =
+            if matches!(name, "bert" | "t5" | "resnet") { &[DType::F32] } else { &[DType::F32, DType::BF16] };
         for &dtype in dtypes {
             let (whole, half) = (Task::new(make, dtype, &device)?, Task::new(make, dtype, &device)?);
             let trainer = |task: &Task| -> anyhow::Result<_> {

@@ -22,6 +22,7 @@ import capture
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 TOKENS = 128
+LONG = 1024
 Step = Callable[[], torch.Tensor]
 
 
@@ -31,26 +32,101 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
+def normed(inside: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(inside, out, kernel, stride, kernel // 2, groups=groups, bias=False), nn.BatchNorm2d(out)
+    )
+
+
 class Block(nn.Module):
-    def __init__(self, inside: int, out: int, stride: int):
+    """Of two convolutions, or of three if the last one has more channels."""
+
+    def __init__(self, inside: int, between: int, out: int, stride: int):
         super().__init__()
-        self.one = nn.Sequential(nn.Conv2d(inside, out, 3, stride, 1, bias=False), nn.BatchNorm2d(out))
-        self.two = nn.Sequential(nn.Conv2d(out, out, 3, 1, 1, bias=False), nn.BatchNorm2d(out))
-        shortcut = [nn.Conv2d(inside, out, 1, stride, bias=False), nn.BatchNorm2d(out)]
-        self.shortcut = nn.Sequential(*shortcut) if stride > 1 else nn.Identity()
+        if out == between:
+            self.all = nn.ModuleList([normed(inside, out, 3, stride), normed(out, out, 3)])
+        else:
+            middle = normed(between, between, 3, stride)
+            self.all = nn.ModuleList([normed(inside, between, 1), middle, normed(between, out, 1)])
+        self.shortcut = normed(inside, out, 1, stride) if stride > 1 or inside != out else nn.Identity()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.relu(self.two(F.relu(self.one(x))) + self.shortcut(x))
+        y = self.all[0](x)
+        for layer in self.all[1:]:
+            y = layer(F.relu(y))
+        return F.relu(y + self.shortcut(x))
 
 
-def resnet18() -> nn.Module:
+def resnet(stages: list[int], wider: int) -> nn.Module:
     blocks, inside = [], 64
-    for stage, out in enumerate([64, 128, 256, 512]):
-        for at in range(2):
-            blocks.append(Block(inside, out, 2 if at == 0 and stage > 0 else 1))
+    for stage, count in enumerate(stages):
+        between = 64 << stage
+        for at in range(count):
+            blocks.append(Block(inside, between, between * wider, 2 if at == 0 and stage > 0 else 1))
+            inside = between * wider
+    return nn.Sequential(normed(3, 64, 3), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inside, 10))
+
+
+class Inverted(nn.Module):
+    def __init__(self, inside: int, wider: int, out: int, kernel: int, stride: int, activation: Callable, is_squeezed: bool):
+        super().__init__()
+        between = inside * wider
+        wide = [normed(inside, between, 1), activation()] if wider > 1 else []
+        self.wide = nn.Sequential(*wide, normed(between, between, kernel, stride, between), activation())
+        squeeze = [nn.Conv2d(between, inside // 4, 1), activation(), nn.Conv2d(inside // 4, between, 1), nn.Sigmoid()]
+        self.squeeze = nn.Sequential(nn.AdaptiveAvgPool2d(1), *squeeze) if is_squeezed else None
+        self.narrow = normed(between, out, 1)
+        self.is_residual = stride == 1 and inside == out
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.wide(x)
+        if self.squeeze is not None:
+            y = y * self.squeeze(y)
+        y = self.narrow(y)
+        return x + y if self.is_residual else y
+
+
+def inverted(blocks: list[tuple], activation: Callable, is_squeezed: bool) -> nn.Module:
+    layers, inside = [normed(3, 32, 3), activation()], 32
+    for wider, out, count, stride, kernel in blocks:
+        for at in range(count):
+            layers.append(Inverted(inside, wider, out, kernel, stride if at == 0 else 1, activation, is_squeezed))
             inside = out
-    stem = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+    layers += [normed(inside, 1280, 1), activation(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(1280, 10))
+
+
+# Inside times the channels, channels behind, number, stride and kernel.
+MOBILENET2 = [
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 1, 3),
+    (6, 32, 3, 2, 3),
+    (6, 64, 4, 2, 3),
+    (6, 96, 3, 1, 3),
+    (6, 160, 3, 2, 3),
+    (6, 320, 1, 1, 3),
+]
+EFFICIENTNET0 = [
+    (1, 16, 1, 1, 3),
+    (6, 24, 2, 2, 3),
+    (6, 40, 2, 2, 5),
+    (6, 80, 3, 2, 3),
+    (6, 112, 3, 1, 5),
+    (6, 192, 4, 2, 5),
+    (6, 320, 1, 1, 3),
+]
+
+
+class Gpt2(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        dropped = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        self.model = GPT2LMHeadModel(GPT2Config(attn_implementation="sdpa", use_cache=False, **dropped))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids).logits.flatten(0, 1)
 
 
 class BertBase(nn.Module):
@@ -80,11 +156,19 @@ def kinds(rows: int, kinds: int) -> torch.Tensor:
     return torch.arange(rows, device="cuda") * 7919 % kinds
 
 
+def pictures(rows: int, dtype: torch.dtype) -> tuple:
+    return image(rows, 32, dtype), kinds(rows, 10)
+
+
 # A model, and a batch of this number of items.
 MODELS = {
     "mlp": (mlp, lambda rows, dtype: (torch.randn(rows, 784, device="cuda", dtype=dtype), kinds(rows, 10))),
-    "resnet18-32": (resnet18, lambda rows, dtype: (image(rows, 32, dtype), kinds(rows, 10))),
+    "resnet18-32": (lambda: resnet([2, 2, 2, 2], 1), pictures),
+    "resnet50-32": (lambda: resnet([3, 4, 6, 3], 4), pictures),
+    "mobilenet2-32": (lambda: inverted(MOBILENET2, nn.ReLU6, False), pictures),
+    "efficientnet0-32": (lambda: inverted(EFFICIENTNET0, nn.SiLU, True), pictures),
     "bert-base": (BertBase, lambda rows, dtype: (kinds(rows * TOKENS, 30000).view(rows, TOKENS), kinds(rows, 2))),
+    "gpt2": (Gpt2, lambda rows, dtype: (kinds(rows * LONG, 50257).view(rows, LONG), kinds(rows * LONG, 50257))),
     "vit-small": (vit_small, lambda rows, dtype: (image(rows, 224, dtype), kinds(rows, 1000))),
 }
 

@@ -66,6 +66,8 @@ mod advance;
 mod argmax;
 mod assign;
 mod attention;
+#[cfg(any(feature = "cuda", test))]
+mod batch_norm;
 mod cached_attention;
 mod cat;
 #[cfg(feature = "cuda")]
@@ -112,16 +114,22 @@ mod window;
 mod write_rows;
 
 pub use crate::activation::Activation;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use activation::activation_gradient;
 pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;
 pub use attention::attention;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use attention::{attention_of_scores, Bias, Scores};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use batch_norm::{batch_moments, batch_norm, batch_norm_backward};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
 pub use cat::{cat, cat_sums};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use column_sums::{activation_derivative, column_sums, in_sums};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use conv::conv2d_gradients;
 pub use conv::{add_conv2d, conv2d, conv2d_weight};
 pub use cross_entropy::{cross_entropy, CrossEntropy};
 #[cfg(feature = "cuda")]
@@ -149,14 +157,16 @@ pub use norm::{add_layer_norm, add_rms_norm, layer_norm, rms_norm, RmsScale};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use norm::{layer_norm_backward, rms_norm_backward, LayerNormGradients};
 pub use pad::pad;
-#[cfg(any(feature = "cuda", test))]
-pub(crate) use pool::plane_sums;
 pub use pool::{avg_pool2d, global_avg_pool2d, max_pool2d, subsample};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use pool::{plane_sums, pool_gradient};
 #[cfg(test)]
 pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use rotary::{rope, rope_i};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use softmax::softmax_backward;
 pub use softmax::{add_softmax, softmax_last_dim};
 pub use upsample::upsample_nearest2d;
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
@@ -179,6 +189,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     advance::launch::DECLARED,
     argmax::launch::DECLARED,
     attention::launch::DECLARED,
+    batch_norm::launch::DECLARED,
     cached_attention::launch::DECLARED,
     cat::launch::DECLARED,
     causal_attention::launch::DECLARED,

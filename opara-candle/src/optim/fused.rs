@@ -265,7 +265,6 @@ impl<P: Params> Fused<P> {
     }
 
     /// The variables by name, and their copies of 16 bits.
-    #[cfg(feature = "cuda")]
     pub(crate) fn variables_and_copies(&self) -> impl Iterator<Item = (&str, &Var, Option<&Tensor>)> {
         self.state.slots().iter().map(|slot| (&slot.name[..], &slot.variable, slot.copy.as_ref()))
     }

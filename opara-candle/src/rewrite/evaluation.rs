@@ -238,7 +238,16 @@ impl<'a> Evaluation<'a> {
                 shapes.insert(at, tensor.dims().to_vec());
             }
         }
-        shapes.extend(node.operands.iter().map(|operand| lens(&operand.dims)));
+        for operand in &node.operands {
+            // Images whose pixels are one dimension of the view, which their rows and columns continue.
+            let own = lens(&operand.dims);
+            if let (&[images, channels, pixels], &[_, _, h, w]) = (&own[..], self.tensor(operand.value)?.dims()) {
+                if h * w == pixels && !own.contains(&1) {
+                    shapes.push(vec![images, channels, h, w]);
+                }
+            }
+            shapes.push(own);
+        }
         shapes.extend(common(&node.operands));
         Ok(shapes)
     }

@@ -9,6 +9,7 @@ mod alone;
 mod at_position;
 mod attending;
 mod attention;
+mod batch_norm;
 mod by_elements;
 pub(crate) mod choice;
 mod elementwise;

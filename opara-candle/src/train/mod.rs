@@ -44,6 +44,8 @@ impl Builder {
     /// [`OnUncapturable::Error`](crate::OnUncapturable::Error) makes that an error. Batches of other shapes are built at their first step, over
     /// the same weights and moments.
     ///
+    /// A variable that the loss itself writes, as running statistics of batch norms, needs no gradient. Checkpoints have it.
+    ///
     /// With [`Numerics::Accurate`](crate::Numerics::Accurate) the module needs no backward pass: on a GPU its forward pass is recorded, computed by faster
     /// operators, and differentiated. So models train whose operators stop candle's gradients. What candle's `detach` hides is not seen
     /// there: leave variables that shall stay out of the optimizer. Memory of the module that is no variable is copied.

@@ -17,7 +17,7 @@ use crate::executor::OparaExecutor;
 use crate::optim::{check_gradients, Fused, Params};
 #[cfg(feature = "cuda")]
 use crate::shapes::{key, Key};
-use crate::{verify, Error, Result, TrainError};
+use crate::{ops, verify, Error, Result, TrainError};
 
 /// Steps that are compared while building, of one batch each.
 const COMPARED: usize = 3;
@@ -49,20 +49,51 @@ impl<P: Params> Steps<P> {
     /// # Errors
     /// A loss that is no number, variables that no gradient reaches, and gradients that are not accurate.
     pub fn prepare(&self, batch: &[Tensor]) -> Result<Vec<GradientError>> {
+        let before = self.leaves(|leaf| leaf.copy())?;
         let outputs = (self.loss)(batch)?;
+        let written = self.put_back(&before)?;
         let first = check_loss(&outputs)?;
         #[cfg(feature = "cuda")]
         if let Some(all) = &self.lifted {
             let first = first.detach();
             drop(outputs);
-            let lifted = Lifted::of(&self.loss, batch, &self.optimizer)?;
+            let mut lifted = Lifted::of(&self.loss, batch, &self.optimizer)?;
             let errors = lifted.judge(batch, &first)?;
             all.lock().insert(key(batch), Arc::new(lifted));
             return Ok(errors);
         }
-        let variables = self.optimizer.variables().map(|(name, variable)| (name, variable.clone()));
+        let is_trained = |name: &str| !written.iter().any(|written| written == name);
+        let variables = self.optimizer.variables().filter(|(name, _)| is_trained(name));
+        let variables = variables.map(|(name, variable)| (name, variable.clone()));
         check_gradients(first, variables).map_err(TrainError::Unreached)?;
         Ok(Vec::new())
+    }
+
+    /// All that a module may read as a variable, by the variable's name.
+    fn leaves(&self, of: impl Fn(&Tensor) -> candle::Result<Tensor>) -> Result<Vec<(String, Tensor)>> {
+        let mut leaves = Vec::new();
+        for (name, variable, copy) in self.optimizer.variables_and_copies() {
+            leaves.push((name.to_string(), of(&variable.as_detached_tensor())?));
+            if let Some(copy) = copy {
+                leaves.push((name.to_string(), of(copy)?));
+            }
+        }
+        Ok(leaves)
+    }
+
+    /// Puts the variables back as they were, and names those that were others.
+    fn put_back(&self, before: &[(String, Tensor)]) -> Result<Vec<String>> {
+        let mut written = Vec::new();
+        for ((name, leaf), (_, before)) in self.leaves(|leaf| Ok(leaf.clone()))?.into_iter().zip(before) {
+            match verify::same_bits_by_device("loss", std::slice::from_ref(&leaf), std::slice::from_ref(before)) {
+                Err(Error::Mismatch(_)) => {
+                    ops::assign(&leaf, before)?;
+                    written.push(name);
+                }
+                result => result?,
+            }
+        }
+        Ok(written)
     }
 
     /// Takes a step, and gives the closure's outputs.

@@ -118,6 +118,17 @@ pub enum Compute {
         /// Does `x * sigmoid(x)` follow?
         silu: bool,
     },
+    /// A norm of images by the moments of each channel. Operands: `x`, `(images, channels, pixels)`, its means and variances, and weight and
+    /// bias, if it has them; all but `x` have one number a channel. Results are `(channels, images, pixels)`.
+    BatchNorm {
+        /// Epsilon, added to the variance.
+        epsilon: f32,
+    },
+    /// The mean of each channel, with its variance beside it, or the variance alone. Operand: `x`, `(images, channels, pixels)`.
+    BatchMoments {
+        /// The node that the variance is, if this is the mean.
+        variance: Option<usize>,
+    },
     /// A norm of rows of a sum. Operands: both summands, the weight, and the bias of a layer norm.
     NormOfSum {
         /// Elements of a row.

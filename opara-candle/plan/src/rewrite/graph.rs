@@ -146,6 +146,7 @@ impl Node {
         match &self.compute {
             Compute::ProductsOfOne { others, .. } => others,
             Compute::SumBesideNorm { norm, .. } => std::slice::from_ref(norm),
+            Compute::BatchMoments { variance } => variance.as_slice(),
             Compute::QuantizedProduct { end: ProductEnd::Others(others), .. } => others,
             _ => &[],
         }

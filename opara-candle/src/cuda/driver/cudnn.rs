@@ -261,6 +261,18 @@ where
             Gradient::OfWeight { x } => filter.launch(FILTER, workspace, factors, *x, y, gradient),
         }
     };
-    launched?;
-    Ok(true)
+    match launched {
+        // For some convolutions cuDNN tells only here.
+        Err(error) if is_unsupported(error.0) => {
+            BACKWARD_WORKSPACES.lock().insert(planned, None);
+            Ok(false)
+        }
+        launched => Ok(launched.map(|()| true)?),
+    }
+}
+
+fn is_unsupported(status: sys::cudnnStatus_t) -> bool {
+    /// These statuses have such numbers from cuDNN 9 on.
+    const UNSUPPORTED: std::ops::Range<u32> = 3000..4000;
+    status == sys::cudnnStatus_t::CUDNN_STATUS_NOT_SUPPORTED || UNSUPPORTED.contains(&(status as u32))
 }

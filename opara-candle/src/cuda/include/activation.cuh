@@ -23,6 +23,25 @@ template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
     return x;
 }
 
+// The derivative of an activation. At 0 a ReLU has candle's, 1.
+template <int ACTIVATION> __device__ inline float derivative(float x) {
+    if constexpr (ACTIVATION == RELU) return x >= 0 ? 1.f : 0.f;
+    if constexpr (ACTIVATION == GELU) {
+        // Beyond that the square would overflow.
+        if (fabsf(x) > 1e4f) return x > 0 ? 1.f : 0.f;
+        const float square = x * x, t = tanhf(0.7978845608028654f * fmaf(0.044715f * square, x, x));
+        const float inner = 0.7978845608028654f * fmaf(0.134145f, square, 1.f);
+        return fmaf(0.5f * x * fmaf(-t, t, 1.f), inner, fmaf(0.5f, t, 0.5f));
+    }
+    if constexpr (ACTIVATION == GELU_ERF)
+        return fmaf(x * 0.3989422804014327f, expf(-0.5f * x * x), fmaf(0.5f, erff(0.7071067811865476f * x), 0.5f));
+    if constexpr (ACTIVATION == SILU) {
+        const float gate = 1 / (1 + expf(-x));
+        return gate * fmaf(x, 1 - gate, 1.f);
+    }
+    return 1;
+}
+
 // Calls `f` with the activation as a compile-time constant, so that loops over elements do not branch on it.
 template <typename F> __device__ inline void with_activation(int activation, F f) {
     switch (activation) {

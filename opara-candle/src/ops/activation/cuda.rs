@@ -1,14 +1,14 @@
 //! Bias and activation in one launch.
 
 use candle::cuda_backend::CudaDType;
-use candle::{Result, Tensor};
+use candle::{bail, Result, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 
 use super::launch;
 use crate::activation::Activation;
-use crate::cuda::driver::kernels::{ptx, wide_blocks};
+use crate::cuda::driver::kernels::{ptx, wide_blocks, written};
 use crate::cuda::operator::rows::Rows;
-use crate::cuda::operator::{launched, rows_of, with_elements, Call, Kernel};
+use crate::cuda::operator::{launched, rows_of, takes, tensor_of, with_elements, Call, Kernel};
 
 /// `activation(x + bias)` in one kernel. `None` if the kernel does not support the operands: the caller then runs
 /// candle's operators, which also report errors.
@@ -42,4 +42,30 @@ impl Kernel for BiasAct {
             )
         })
     }
+}
+
+/// The gradient before an activation of `x`. `None` if the kernel does not support the operands.
+pub(super) fn activation_gradient(x: &Tensor, gradient: &Tensor, activation: Activation) -> Result<Option<Tensor>> {
+    let is_countable = (1..=i32::MAX as usize).contains(&x.elem_count());
+    if !takes(x, &[Some(gradient)]) || gradient.shape() != x.shape() || !is_countable {
+        return Ok(None);
+    }
+    for_kernel_float!(x.dtype(), slope(&x.contiguous()?, &gradient.contiguous()?, activation)).transpose()
+}
+
+fn slope<T: CudaDType + WithDType + DeviceRepr>(
+    x: &Tensor,
+    gradient: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
+    let (device, numel) = (x.device().as_cuda_device()?, x.elem_count());
+    let y =
+        with_elements::<T, _, 2>([Some(x), Some(gradient)], |operands| {
+            let [Some(x), Some(gradient)] = &operands else { bail!("an activation without an operand") };
+            written::<T>(device, numel, |y| {
+                launch::ActivationSlope { numel, activation: activation.code(), x, gradient, y: y.as_view_mut() }
+                    .launch(device, T::DTYPE.as_str(), ptx::ACTIVATION, wide_blocks(numel, T::DTYPE))
+            })
+        })?;
+    tensor_of(y, device, x.shape())
 }

@@ -7,6 +7,8 @@ pub(super) mod launch;
 
 use candle::{Module, Result, Tensor};
 
+#[cfg(any(feature = "cuda", test))]
+use super::column_sums::{activation_derivative, in_sums};
 use super::own_or;
 use crate::activation::Activation;
 
@@ -30,4 +32,15 @@ pub(super) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation
         None => activation.forward(x),
     };
     own_or(x, || gpu!(cuda::bias_act(x, bias, activation)), composed)
+}
+
+/// The gradient of `x` where `gradient` is that of its activation. One launch on a GPU.
+///
+/// # Errors
+/// Shapes that do not agree.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn activation_gradient(x: &Tensor, gradient: &Tensor, activation: Activation) -> Result<Tensor> {
+    let composed =
+        || (in_sums(gradient)? * activation_derivative(&in_sums(x)?, activation)?)?.to_dtype(gradient.dtype());
+    own_or(x, || gpu!(cuda::activation_gradient(x, gradient, activation)), composed)
 }

@@ -34,7 +34,7 @@ const SIDE: usize = 32;
 
 /// How rows are shared among blocks.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Shares {
+pub(in crate::ops) struct Shares {
     /// Rows of a share.
     pub rows: usize,
     /// How many there are.
@@ -53,7 +53,7 @@ impl Shares {
     }
 }
 
-pub(super) fn of_columns(columns: usize, shares: usize, sets: usize) -> LaunchConfig {
+pub(in crate::ops) fn of_columns(columns: usize, shares: usize, sets: usize) -> LaunchConfig {
     LaunchConfig {
         grid_dim: (columns.div_ceil(SIDE) as u32, shares as u32, sets as u32),
         block_dim: (SIDE as u32, SIDE as u32, 1),

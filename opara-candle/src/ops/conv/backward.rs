@@ -9,12 +9,13 @@ use half::{bf16, f16};
 use crate::cuda::driver::convolution::Convolution;
 use crate::cuda::driver::cudnn::{run_backward, Gradient};
 use crate::cuda::driver::kernels::written;
+use crate::cuda::operator::format::Format;
 use crate::cuda::operator::{takes, tensor_of, with_elements};
 use crate::ops::{ConvConfig, ProductPrecision};
 
-/// The gradients of image and weight, as far as they are `needed`, by that of the result before anything is added. `None` if cuDNN does not
-/// support the convolution.
-pub(super) fn gradients(
+/// The gradients of image and weight, as far as they are `needed`, by that of the result before anything is added, in the memory layout of
+/// the dtype's convolutions. `None` if cuDNN does not support the convolution.
+pub(crate) fn gradients(
     x: &Tensor,
     weight: &Tensor,
     gradient: &Tensor,
@@ -24,9 +25,26 @@ pub(super) fn gradients(
     if !takes(x, &[Some(weight), Some(gradient)]) || !config.padding.is_symmetric() || x.elem_count() == 0 {
         return Ok(None);
     }
+    let own = Format::of(x.dtype());
+    for format in if own == Format::Nchw { vec![own] } else { vec![own, Format::Nchw] } {
+        let found = by_format(format, [x, weight, gradient], config, needed)?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// The same with operands and results in one layout.
+fn by_format(
+    format: Format,
+    [x, weight, gradient]: [&Tensor; 3],
+    config: &ConvConfig,
+    needed: [bool; 2],
+) -> Result<Option<[Option<Tensor>; 2]>> {
     let of = Convolution {
         dtype: x.dtype(),
-        channels_last: false,
+        channels_last: format == Format::Nhwc,
         x: x.dims4()?.into(),
         weight: weight.dims4()?.into(),
         y: gradient.dims4()?.into(),
@@ -38,13 +56,16 @@ pub(super) fn gradients(
         relu: false,
         precision: if x.dtype() == DType::F32 { config.precision } else { ProductPrecision::Fastest },
     };
-    let operands = [&x.contiguous()?, &weight.contiguous()?, &gradient.contiguous()?];
-    match of.dtype {
-        DType::F16 => run::<f16, f32>(&of, operands, needed),
-        DType::BF16 => run::<bf16, f32>(&of, operands, needed),
-        DType::F32 => run::<f32, f32>(&of, operands, needed),
-        _ => Ok(None),
-    }
+    let operands = [&format.arrange(x)?, &format.arrange(weight)?, &format.arrange(gradient)?];
+    let found = match of.dtype {
+        DType::F16 => run::<f16, f32>(&of, operands, needed)?,
+        DType::BF16 => run::<bf16, f32>(&of, operands, needed)?,
+        DType::F32 => run::<f32, f32>(&of, operands, needed)?,
+        _ => None,
+    };
+    let Some([of_x, of_weight]) = found else { return Ok(None) };
+    let view = |of: Option<Tensor>| of.map(|of| format.view(&of)).transpose();
+    Ok(Some([view(of_x)?, view(of_weight)?]))
 }
 
 fn run<T, C>(of: &Convolution, operands: [&Tensor; 3], needed: [bool; 2]) -> Result<Option<[Option<Tensor>; 2]>>

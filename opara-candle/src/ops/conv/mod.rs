@@ -15,7 +15,7 @@ mod way;
 use candle::{bail, Module, Result, Tensor};
 
 #[cfg(feature = "cudnn")]
-use self::backward::gradients as by_cudnn;
+pub(crate) use self::backward::gradients as conv2d_gradients;
 use super::column_sums::{activation_backward, in_sums};
 use super::differentiable::{differentiable, gradients_through, Passed};
 use super::matmul::matmul_flops;
@@ -152,7 +152,7 @@ fn convolved(
         };
         let gradient = if is_simple { before_activation()? } else { None };
         let found = match &gradient {
-            Some(gradient) => by_cudnn(x, weight, gradient, &bare, [0, 1].map(|at| passed.needs(at)))?,
+            Some(gradient) => conv2d_gradients(x, weight, gradient, &bare, [0, 1].map(|at| passed.needs(at)))?,
             None => None,
         };
         let (Some(gradient), Some([of_x, of_weight])) = (gradient, found) else {
@@ -171,7 +171,13 @@ fn convolved(
 
 /// The gradients of image and weight, if cuDNN computes them.
 #[cfg(not(feature = "cudnn"))]
-fn by_cudnn(_: &Tensor, _: &Tensor, _: &Tensor, _: &ConvConfig, _: [bool; 2]) -> Result<Option<[Option<Tensor>; 2]>> {
+pub(crate) fn conv2d_gradients(
+    _: &Tensor,
+    _: &Tensor,
+    _: &Tensor,
+    _: &ConvConfig,
+    _: [bool; 2],
+) -> Result<Option<[Option<Tensor>; 2]>> {
     Ok(None)
 }
 

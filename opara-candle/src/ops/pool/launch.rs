@@ -1,4 +1,4 @@
-//! Launches of `pool.cu` and `plane_sums.cu`.
+//! Launches of `pool.cu`, `pool_gradient.cu` and `plane_sums.cu`.
 
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
@@ -15,6 +15,16 @@ kernels! {
         edges: i32 [4], count_padding: i32, pitch: u32 [3],
         x: vector in T [reached],
         y: out T [numel],
+    }
+
+    /// The gradient of a pool's operand `x` by its result `y`.
+    PoolGradient<T> = "opara_pooling_gradient_" for [f16 bf16 f32] {
+        numel: usize, results: host, kind: i32, channels: u32, from: u32 [2], to: u32 [2], kernel: u32 [2], stride: u32 [2],
+        is_last: i32,
+        x: in T [numel],
+        y: in T [results],
+        gradient: in T [results],
+        dx: out T [numel],
     }
 
     /// Sums of planes, times a factor.
@@ -76,10 +86,7 @@ pub(super) fn pool<T: DeviceRepr>(
         bail!("strides of {pitch:?} elements are no multiples of {} channels", plane.channels())
     }
     let (variant, threads) = variant(plane, windows, dtype.size_in_bytes(), &[address(x, device)]);
-    let kind = match windows.kind {
-        PoolKind::Max => 0,
-        PoolKind::Mean => 1,
-    };
+    let kind = windows.kind.code();
     let Windows { kernel, stride, edges, count_padding, .. } = *windows;
     let (numel, channels, from, to) = (plane.results(), plane.channels(), [h, w], plane.to().into());
     let (reached, count_padding, y) = (extent(sizes), count_padding.into(), y.as_view_mut());

@@ -56,6 +56,17 @@ fn pool(name: &'static str, kind: PoolKind, x: &Tensor, config: &PoolConfig) -> 
     apply(name, &[x], flops, move |t| recomputed(name, t, forward, differentiated))
 }
 
+/// The gradient of `x`, `(batch, channels, h, w)`, by that of the maxima or means `y` of its windows, of this size and so far apart. Elements
+/// that are as large share the gradient. `None` if there is no kernel for the operands.
+///
+/// # Errors
+/// Tensors of another rank, or a failed launch.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn pool_gradient(operands: [&Tensor; 3], is_max: bool, windows: [[usize; 2]; 2]) -> Result<Option<Tensor>> {
+    let kind = if is_max { PoolKind::Max } else { PoolKind::Mean };
+    own_on(operands[0], || Ok(None), || gpu!(cuda::gradient(operands, kind, windows)))
+}
+
 /// The mean of each channel: `(batch, channels, h, w)` to `(batch, channels)`.
 ///
 /// # Errors

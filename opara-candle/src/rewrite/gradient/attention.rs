@@ -1,13 +1,12 @@
 //! The derivative of attention: its weights are computed anew.
 
-use candle::{bail, Result, Tensor, D};
+use candle::{bail, Result, Tensor};
 use opara_plan::rewrite::{Mask, Operand, Scores};
 
 use super::super::attention::{chosen, over_scores};
 use super::products::multiply;
-use super::rows::of_softmax;
 use super::step::Step;
-use crate::ops::in_sums;
+use crate::ops::{in_sums, softmax_backward, softmax_last_dim};
 
 /// Whether a gradient flows to an operand: to all but conditions.
 pub(super) fn is_reached(scores: &Scores, operand: usize) -> bool {
@@ -95,15 +94,14 @@ pub(super) fn attention(step: &mut Step, scores: &Scores) -> Result<()> {
         masks.push(Masked { mask, at, condition });
         at += mask.operands();
     }
-    let e = s.broadcast_sub(&s.max_keepdim(D::Minus1)?)?.exp()?;
-    let weights = e.broadcast_div(&e.sum_keepdim(D::Minus1)?)?;
+    let weights = softmax_last_dim(&s)?;
     let of_values = v.dim(3)?;
     let g = joined(&step.gradient(&[batch, of_queries, queries, of_values])?, of_keys)?;
     let together = [batch, of_keys, of_queries / of_keys.max(1) * queries, keys];
     if step.needs(2) {
         step.give(2, multiply(&weights.reshape(&together[..])?.t()?, &g)?)?;
     }
-    let mut ds = of_softmax(&weights, &multiply(&g, &v.t()?)?.reshape(&shape[..])?)?;
+    let mut ds = softmax_backward(&weights, &multiply(&g, &v.t()?)?.reshape(&shape[..])?)?;
     for Masked { mask, at, condition } in masks.into_iter().rev() {
         let nothing = Tensor::zeros((), ds.dtype(), ds.device())?;
         match (mask, condition) {

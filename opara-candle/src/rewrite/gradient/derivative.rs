@@ -1,12 +1,12 @@
 //! The derivative of each kind of node.
 
 use candle::Result;
-use opara_plan::rewrite::{Compute, Graph, Node};
+use opara_plan::rewrite::{Compute, Convolution, Graph, Node};
 use opara_plan::trace::{Element, Function};
 
 use super::rows::Norm;
 use super::step::Step;
-use super::{attention, elementwise, images, indexed, products, rows};
+use super::{attention, batch_norm, elementwise, images, indexed, products, rows};
 
 /// Gives the gradients of a node's operands.
 type Derivative<'a> = Box<dyn Fn(&mut Step) -> Result<()> + 'a>;
@@ -24,6 +24,11 @@ pub(super) fn derivative(compute: &Compute) -> Option<Derivative<'_>> {
         Compute::GroupNorm { groups, epsilon, silu } => {
             Box::new(|step| rows::group_norm(step, *groups, *epsilon, *silu))
         }
+        Compute::FusedConvolution(of) if *of == Convolution::new(of.window) => {
+            Box::new(|step| images::convolution_by_library(step, &of.window))
+        }
+        Compute::BatchNorm { epsilon } => Box::new(|step| batch_norm::batch_norm(step, *epsilon)),
+        Compute::BatchMoments { variance } => Box::new(|step| batch_norm::batch_moments(step, variance.is_some())),
         Compute::UpsampleNearest(size) => Box::new(|step| images::upsample_nearest(step, *size)),
         _ => return None,
     })
@@ -90,6 +95,8 @@ pub(super) fn is_read(graph: &Graph, node: &Node, operand: usize) -> bool {
     let is_smooth = match &node.compute {
         Compute::Recorded(Function::Unary(name)) => !["ceil", "floor", "round", "sign"].contains(&&name[..]),
         Compute::Attention(scores) => attention::is_reached(scores, operand),
+        // The moments are its first operand's.
+        Compute::BatchNorm { .. } => !matches!(operand, 1 | 2),
         _ => true,
     };
     are_floats && is_smooth

@@ -5,8 +5,9 @@ use std::f64::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 use candle::{bail, Result, Tensor};
 
 use super::super::elementwise::activation_of;
+use super::order::Order;
 use super::step::Step;
-use crate::ops::activation_derivative;
+use crate::ops::{activation_gradient, in_sums};
 
 /// Names of unary functions that have a derivative, but for those that are constant in pieces.
 pub(super) const UNARY: [&str; 17] = [
@@ -23,20 +24,24 @@ fn density(x: &Tensor) -> Result<Tensor> {
 }
 
 pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
-    let x = step.operand(0)?;
-    let g = step.gradient(x.dims())?;
+    let elements = step.elements()?;
+    if matches!(name, "relu" | "silu" | "gelu" | "gelu_erf") {
+        let gradient = activation_gradient(&elements.operands[0], &elements.gradient, activation_of(name)?)?;
+        return step.give_of(&elements, 0, gradient);
+    }
+    let (operands, g) = elements.in_sums()?;
+    let [x] = &operands[..] else { bail!("{name} has one operand") };
     let gradient = match name {
         "neg" => g.neg()?,
         "sqr" => (g * (x * 2.)?)?,
         "abs" => (g * x.sign()?)?,
-        "relu" | "silu" | "gelu" | "gelu_erf" => (g * activation_derivative(&x, activation_of(name)?)?)?,
         "log" => (g / x)?,
         "sin" => (g * x.cos()?)?,
         "cos" => (g * x.sin()?.neg()?)?,
         "erf" => (g * (x.sqr()?.neg()?.exp()? * FRAC_2_SQRT_PI)?)?,
-        "normcdf" => (g * density(&x)?)?,
+        "normcdf" => (g * density(x)?)?,
         _ => {
-            let y = step.result(x.dims())?;
+            let y = step.result_of(&elements)?;
             match name {
                 "sqrt" => (g / (y * 2.)?)?,
                 "recip" => (g * y.sqr()?.neg()?)?,
@@ -47,23 +52,23 @@ pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
             }
         }
     };
-    step.give(0, gradient)
+    step.give_of(&elements, 0, gradient)
 }
 
 pub(super) fn binary(step: &mut Step, name: &str) -> Result<()> {
     if matches!(name, "add" | "sub") {
-        let g = step.gradient(&[step.node.len as usize])?;
+        let g = step.whole_gradient();
         if step.needs(0) {
             step.give(0, g.clone())?;
         }
         if step.needs(1) {
-            step.give(1, if name == "add" { g } else { g.neg()? })?;
+            step.give(1, if name == "add" { g } else { scaled(&g, -1.)? })?;
         }
         return Ok(());
     }
-    let operands = step.operands()?;
+    let elements = step.elements()?;
+    let (operands, g) = elements.in_sums()?;
     let [a, b] = &operands[..] else { bail!("{name} has two operands") };
-    let g = step.gradient(a.dims())?;
     let chosen = |of: &Tensor, other: &Tensor, y: &Tensor| {
         let [is, is_other] = [y.eq(of)?.to_dtype(g.dtype())?, y.eq(other)?.to_dtype(g.dtype())?];
         (&g * is)? / (is_other + 1.)?
@@ -75,51 +80,55 @@ pub(super) fn binary(step: &mut Step, name: &str) -> Result<()> {
         let gradient = match (name, at) {
             ("mul", _) => (&g * other)?,
             ("div", 0) => (&g / b)?,
-            ("div", _) => ((&g * step.result(a.dims())?)? / b)?.neg()?,
-            ("min" | "max", _) => chosen(&operands[at], other, &step.result(a.dims())?)?,
+            ("div", _) => ((&g * step.result_of(&elements)?)? / b)?.neg()?,
+            ("min" | "max", _) => chosen(&operands[at], other, &step.result_of(&elements)?)?,
             _ => bail!("{name} has no derivative"),
         };
-        step.give(at, gradient)?;
+        step.give_of(&elements, at, gradient)?;
     }
     Ok(())
 }
 
+/// A gradient times a factor.
+fn scaled(g: &Tensor, factor: f64) -> Result<Tensor> {
+    let order = Order::of([g]);
+    order.outside(in_sums(&order.inside(g)?)?.affine(factor, 0.)?)
+}
+
 /// Of `factor * x + summand`.
 pub(super) fn affine(step: &mut Step, factor: f64) -> Result<()> {
-    let g = step.gradient(&[step.node.len as usize])?;
-    step.give(0, g.affine(factor, 0.)?)
+    step.give(0, scaled(&step.whole_gradient(), factor)?)
 }
 
 pub(super) fn copy(step: &mut Step) -> Result<()> {
-    let g = step.typed_gradient(&[step.node.len as usize])?;
-    step.give(0, g)
+    step.give(0, step.whole_gradient())
 }
 
 pub(super) fn power(step: &mut Step, exponent: f64) -> Result<()> {
-    let x = step.operand(0)?;
-    let g = step.gradient(x.dims())?;
-    step.give(0, (g * (x.powf(exponent - 1.)? * exponent)?)?)
+    let elements = step.elements()?;
+    let (x, g) = elements.in_sums()?;
+    step.give_of(&elements, 0, (g * (x[0].powf(exponent - 1.)? * exponent)?)?)
 }
 
 pub(super) fn elu(step: &mut Step, factor: f64) -> Result<()> {
-    let x = step.operand(0)?;
-    let (g, y) = (step.gradient(x.dims())?, step.result(x.dims())?);
-    let slope = x.gt(0.)?.where_cond(&x.ones_like()?, &(y + factor)?)?;
-    step.give(0, (g * slope)?)
+    let elements = step.elements()?;
+    let ((x, g), y) = (elements.in_sums()?, step.result_of(&elements)?);
+    let slope = x[0].gt(0.)?.where_cond(&x[0].ones_like()?, &(y + factor)?)?;
+    step.give_of(&elements, 0, (g * slope)?)
 }
 
 /// Of two operands of which integers, the first operand, choose. Of a filled one the second is none.
 pub(super) fn chosen(step: &mut Step) -> Result<()> {
-    let operands = step.operands()?;
-    let condition = operands[0].contiguous()?;
-    let g = step.gradient(condition.dims())?.contiguous()?;
+    let elements = step.elements()?;
+    let condition = elements.operands[0].contiguous()?;
+    let g = elements.gradient.contiguous()?;
     let nothing = g.zeros_like()?;
-    let last = operands.len() - 1;
+    let last = elements.operands.len() - 1;
     if last == 2 && step.needs(1) {
-        step.give(1, condition.where_cond(&g, &nothing)?)?;
+        step.give_of(&elements, 1, condition.where_cond(&g, &nothing)?)?;
     }
     if step.needs(last) {
-        step.give(last, condition.where_cond(&nothing, &g)?)?;
+        step.give_of(&elements, last, condition.where_cond(&nothing, &g)?)?;
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use opara_plan::trace::{Bilinear, Window};
 use super::super::windows::{fold_windows, unfold_image};
 use super::products::multiply;
 use super::step::Step;
+use crate::ops::{conv2d_gradients, in_sums, pool_gradient, ConvConfig};
 
 /// Images as rows of pixels of each group: `(groups, images * pixels, channels of a group)`.
 fn pixels(images: &Tensor, groups: usize) -> Result<Tensor> {
@@ -37,6 +38,28 @@ fn windows_of(rows: &Tensor, [batch, h, w]: [usize; 3], window: &Window) -> Resu
     let [kh, kw] = window.kernel.map(|n| n as usize);
     let channels = groups * of_group / (kh * kw);
     rows.transpose(0, 1)?.contiguous()?.reshape(vec![batch, h, w, channels, kh, kw])
+}
+
+/// Of a convolution that this library computes: by cuDNN, if it can.
+pub(super) fn convolution_by_library(step: &mut Step, window: &Window) -> Result<()> {
+    let x = step.of.own(&step.node.operands[0])?;
+    let (batch, channels, h, w) = x.dims4()?;
+    let Some(size) = window.windows([h as u64, w as u64]) else { bail!("no window {window:?} in {:?}", x.dims()) };
+    let ([rows, columns], [kh, kw]) = (size.map(|n| n as usize), window.kernel.map(|n| n as usize));
+    let inner = channels / window.groups as usize;
+    let out = step.node.operands[1].len() as usize / (inner * kh * kw);
+    let weight = step.of.operand(&step.node.operands[1], &[out, inner, kh, kw])?;
+    let g = step.typed_gradient(&[batch, out, rows, columns])?;
+    let config = ConvConfig::default()
+        .stride(window.stride[0] as usize)
+        .padding((window.padding[0] as usize, window.padding[1] as usize))
+        .dilation(window.dilation[0] as usize)
+        .groups(window.groups as usize)
+        .precision(step.node.precision);
+    let needs = [step.needs(0), step.needs(1)];
+    let found = if step.is_typed() { conv2d_gradients(&x, &weight, &g, &config, needs)? } else { None };
+    let Some(found) = found else { return convolution(step, window) };
+    found.into_iter().enumerate().try_for_each(|(at, of)| of.map_or(Ok(()), |of| step.give(at, of)))
 }
 
 /// Of images, `(batch, channels, h, w)`, by a weight, `(out, channels / groups, kh, kw)`.
@@ -87,10 +110,19 @@ pub(super) fn transposed_convolution(step: &mut Step, window: &Window, output_pa
 
 /// Of the means or the maxima of windows. Elements that are as large share the gradient.
 pub(super) fn pool(step: &mut Step, window: &Window, is_max: bool) -> Result<()> {
-    let x = step.operand(0)?;
+    let x = step.of.own(&step.node.operands[0])?;
     let (batch, channels, h, w) = x.dims4()?;
     let Some(size) = window.windows([h as u64, w as u64]) else { bail!("no window {window:?} in {:?}", x.dims()) };
     let [rows, columns] = size.map(|n| n as usize);
+    if step.is_typed() && window.padding == [0; 2] {
+        let shape = [batch, channels, rows, columns];
+        let operands = [&x, &step.typed_result(&shape)?, &step.typed_gradient(&shape)?];
+        let windows = [window.kernel, window.stride].map(|pair| pair.map(|n| n as usize));
+        if let Some(gradient) = pool_gradient(operands, is_max, windows)? {
+            return step.give(0, gradient);
+        }
+    }
+    let x = in_sums(&x)?;
     let [kh, kw] = window.kernel.map(|n| n as usize);
     let by_window = |t: Tensor| t.permute((0, 2, 3, 1))?.contiguous()?.reshape((batch, rows, columns, channels, 1));
     let shape = [batch, rows, columns, channels, kh * kw];

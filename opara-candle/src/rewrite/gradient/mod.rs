@@ -3,10 +3,12 @@
 //! Values that no wanted input is behind get none. The gradients of a value that several nodes read are added in the nodes' order.
 
 mod attention;
+mod batch_norm;
 mod derivative;
 mod elementwise;
 mod images;
 mod indexed;
+mod order;
 mod products;
 mod rows;
 mod spread;
@@ -155,7 +157,7 @@ pub(crate) fn differentiate(
 fn add(sums: &mut HashMap<Value, Tensor>, graph: &Graph, view: &Operand, gradient: &Tensor) -> Result<()> {
     let gradient = spread(gradient, view, graph.len(view.value))?;
     let sum = match sums.remove(&view.value) {
-        Some(sum) => (&sum + shaped(&gradient, sum.dims())?)?,
+        Some(sum) => order::add(&sum, &shaped(&gradient, sum.dims())?)?,
         None => gradient,
     };
     sums.insert(view.value, sum);

@@ -1,9 +1,10 @@
 //! Derivatives of products of matrices.
 
-use candle::{bail, Result, Tensor};
+use candle::{bail, DType, Result, Tensor};
 
 use super::step::Step;
-use crate::ops::column_sums;
+use crate::activation::Activation;
+use crate::ops::{column_sums, linear_in};
 
 /// candle takes transposed matrices, but not all views.
 pub(super) fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -33,11 +34,18 @@ pub(super) fn linear(step: &mut Step) -> Result<()> {
     let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
     let (rows, columns) = (x.dim(0)?, weight.dim(0)?);
     let g = step.typed_gradient(&[rows, columns])?;
+    // Products of f32 are faster as sums of several, for which operands are copied.
+    let precision = step.node.precision;
+    let is_split = step.is_typed() && x.dtype() == DType::F32;
+    let product = |a: &Tensor, b: &Tensor| match is_split {
+        true => linear_in(precision, &a.contiguous()?, &b.t()?.contiguous()?, None, Activation::None),
+        false => multiply(a, b),
+    };
     if step.needs(0) {
-        step.give(0, multiply(&g, &weight)?)?;
+        step.give(0, product(&g, &weight)?)?;
     }
     if step.needs(1) {
-        step.give(1, multiply(&g.t()?, &x)?)?;
+        step.give(1, product(&g.t()?, &x)?)?;
     }
     if step.node.operands.len() > 2 && step.needs(2) {
         step.give(2, column_sums(&g.contiguous()?)?)?;

@@ -1,13 +1,15 @@
 //! Derivatives of sums, norms and softmax of rows, and of concatenations.
 
 use candle::{bail, Result, Tensor, D};
-use opara_plan::rewrite::{strides_over, Compute};
+use opara_plan::rewrite::{strides_over, Compute, Operand};
 use opara_plan::trace::Dim;
 
 use super::super::strided::shaped;
 use super::step::Step;
 use crate::activation::Activation;
-use crate::ops::{activation_derivative, layer_norm_backward, rms_norm_backward, LayerNormGradients};
+use crate::ops::{
+    activation_derivative, in_sums, layer_norm_backward, rms_norm_backward, softmax_backward, LayerNormGradients,
+};
 
 /// An operand as rows of `columns` elements.
 fn rows(step: &mut Step, at: usize, columns: u64) -> Result<Tensor> {
@@ -33,14 +35,8 @@ pub(super) fn extreme(step: &mut Step, columns: u64) -> Result<()> {
 
 pub(super) fn softmax(step: &mut Step, columns: u64) -> Result<()> {
     let shape = [(step.node.len / columns.max(1)) as usize, columns as usize];
-    let (y, g) = (step.result(&shape)?, step.gradient(&shape)?);
-    step.give(0, of_softmax(&y, &g)?)
-}
-
-/// The gradient of softmax's operand by its result and the gradient of that.
-pub(super) fn of_softmax(y: &Tensor, g: &Tensor) -> Result<Tensor> {
-    let product = (y * g)?;
-    &product - y.broadcast_mul(&product.sum_keepdim(D::Minus1)?)?
+    let (y, g) = (step.typed_result(&shape)?, step.typed_gradient(&shape)?);
+    step.give(0, softmax_backward(&y, &g)?)
 }
 
 /// A norm of rows.
@@ -52,93 +48,51 @@ pub(super) struct Norm {
     pub summands: usize,
 }
 
-/// The gradient of a norm's operand, the normalised rows, and the sums over the last dimension that norms have. `g` is the gradient of the
-/// normalised rows.
-fn of_normal(x: &Tensor, g: &Tensor, epsilon: f32, is_rms: bool) -> Result<Tensor> {
-    let normal = normal(x, epsilon, is_rms)?;
-    let [n, scale] = &normal;
-    let along = n.broadcast_mul(&(n * g)?.mean_keepdim(D::Minus1)?)?;
-    let across = if is_rms { g.clone() } else { g.broadcast_sub(&g.mean_keepdim(D::Minus1)?)? };
-    (across - along)?.broadcast_mul(scale)
-}
-
-/// Normalised rows, and their factors.
-fn normal(x: &Tensor, epsilon: f32, is_rms: bool) -> Result<[Tensor; 2]> {
-    let x = if is_rms { x.clone() } else { x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)? };
-    let scale = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?.recip()?;
-    Ok([x.broadcast_mul(&scale)?, scale])
-}
-
 /// Of a norm of rows, or of a sum of rows, times a weight, and with a bias.
 pub(super) fn norm(step: &mut Step, of: &Norm) -> Result<()> {
-    if of.summands == 1 && step.is_typed() && norm_by_kernel(step, of)? {
-        return Ok(());
-    }
     let &Norm { columns, epsilon, is_rms, summands } = of;
-    let mut x = rows(step, 0, columns)?;
-    if summands == 2 {
-        x = (x + rows(step, 1, columns)?)?;
-    }
-    let shape = x.dims().to_vec();
-    let g = step.gradient(&shape)?;
-    let (weight, bias) = (summands, summands + 1);
+    let row = columns as usize;
+    let typed = |step: &mut Step, at: usize| {
+        let x = step.of.own(&step.node.operands[at])?;
+        shaped(&x, &[x.elem_count() / row.max(1), row])?.contiguous()
+    };
+    let x = match summands {
+        1 => typed(step, 0)?,
+        _ => (rows(step, 0, columns)? + rows(step, 1, columns)?)?,
+    };
     // Weights may be views of all rows: one row of them is enough.
-    let view = |step: &Step, at: usize| {
+    let vector = |step: &Step, at: usize| {
         let operand = &step.node.operands[at];
         let rows = operand.len() / columns.max(1);
         match strides_over(&operand.dims, &[rows, columns]) {
-            Some(strides) if rows == 1 || strides[0] == 0 => Ok(vec![Dim { len: columns, stride: strides[1] }]),
+            Some(strides) if rows == 1 || strides[0] == 0 => {
+                Ok(Operand { dims: vec![Dim { len: columns, stride: strides[1] }], ..operand.clone() })
+            }
             _ => bail!("{operand:?} has other numbers in each row"),
         }
     };
-    let ones = || Tensor::ones((1, shape[0]), g.dtype(), g.device());
-    if step.needs(weight) {
-        let [n, _] = normal(&x, epsilon, is_rms)?;
-        let dims = view(step, weight)?;
-        step.give_over(weight, dims, ones()?.matmul(&(n * &g)?)?)?;
+    let of_weight = vector(step, summands)?;
+    let weight = step.of.own(&of_weight)?.contiguous()?;
+    let g = step.typed_gradient(x.dims())?.contiguous()?;
+    let are_alike = g.dtype() == x.dtype() && weight.dtype() == x.dtype();
+    let [x, weight, g] = if are_alike { [x, weight, g] } else { [in_sums(&x)?, in_sums(&weight)?, in_sums(&g)?] };
+    let (of_x, of_vectors) = if is_rms {
+        let (of_x, scale) = rms_norm_backward(&x, &weight, &g, epsilon)?;
+        (of_x, vec![scale])
+    } else {
+        let LayerNormGradients { x, scale, shift } = layer_norm_backward(&x, &weight, &g, epsilon)?;
+        (x, vec![scale, shift])
+    };
+    for at in (0..summands).filter(|&at| step.needs(at)).collect::<Vec<_>>() {
+        step.give(at, of_x.clone())?;
     }
-    if step.node.operands.len() > bias && step.needs(bias) {
-        let dims = view(step, bias)?;
-        step.give_over(bias, dims, ones()?.matmul(&g.contiguous()?)?)?;
-    }
-    if (0..summands).any(|at| step.needs(at)) {
-        let by = step.operand_as(weight, &[(step.node.operands[weight].len() / columns) as usize, columns as usize])?;
-        let by = by.narrow(0, 0, 1)?;
-        let gradient = of_normal(&x, &g.broadcast_mul(&by)?, epsilon, is_rms)?;
-        for at in (0..summands).filter(|&at| step.needs(at)).collect::<Vec<_>>() {
-            step.give(at, gradient.clone())?;
+    for (at, gradient) in (summands..step.node.operands.len()).zip(of_vectors) {
+        if step.needs(at) {
+            let dims = vector(step, at)?.dims;
+            step.give_over(at, dims, gradient)?;
         }
     }
     Ok(())
-}
-
-/// The same by this library's kernel, if weight and bias are one number a column.
-fn norm_by_kernel(step: &mut Step, of: &Norm) -> Result<bool> {
-    let columns = of.columns as usize;
-    let vectors = &step.node.operands[1..];
-    if vectors.iter().any(|vector| !vector.is_run_of(of.columns)) {
-        return Ok(false);
-    }
-    let x = step.of.own(&step.node.operands[0])?;
-    let x = shaped(&x, &[x.elem_count() / columns.max(1), columns])?.contiguous()?;
-    let weight = step.of.own(&step.node.operands[1])?.flatten_all()?.contiguous()?;
-    let g = step.typed_gradient(x.dims())?.contiguous()?;
-    if g.dtype() != x.dtype() || weight.dtype() != x.dtype() {
-        return Ok(false);
-    }
-    let (of_x, of_vectors) = if of.is_rms {
-        let (of_x, scale) = rms_norm_backward(&x, &weight, &g, of.epsilon)?;
-        (of_x, vec![scale])
-    } else {
-        let LayerNormGradients { x, scale, shift } = layer_norm_backward(&x, &weight, &g, of.epsilon)?;
-        (x, vec![scale, shift])
-    };
-    for (at, gradient) in [of_x].into_iter().chain(of_vectors).enumerate().take(step.node.operands.len()) {
-        if step.needs(at) {
-            step.give(at, gradient)?;
-        }
-    }
-    Ok(true)
 }
 
 /// Of a norm of groups of channels.
@@ -148,8 +102,9 @@ pub(super) fn group_norm(step: &mut Step, groups: u64, epsilon: f32, silu: bool)
     let columns = channels / (groups as usize).max(1) * pixels;
     let grouped = |t: &Tensor| t.contiguous()?.reshape((images * groups as usize, columns));
     let x = grouped(&x)?;
-    let [n, _] = normal(&x, epsilon, false)?;
-    let n = n.reshape((images, channels, pixels))?;
+    let centred = x.broadcast_sub(&x.mean_keepdim(D::Minus1)?)?;
+    let deviation = (centred.sqr()?.mean_keepdim(D::Minus1)? + f64::from(epsilon))?.sqrt()?;
+    let n = centred.broadcast_div(&deviation)?.reshape((images, channels, pixels))?;
     let [scale, shift] = [1, 2].map(|at| step.operand(at)?.reshape((1, channels, 1)));
     let (scale, shift) = (scale?, shift?);
     let mut g = step.gradient(&[images, channels, pixels])?;
@@ -164,8 +119,8 @@ pub(super) fn group_norm(step: &mut Step, groups: u64, epsilon: f32, silu: bool)
         step.give(2, g.sum((0, 2))?)?;
     }
     if step.needs(0) {
-        let g = grouped(&g.broadcast_mul(&scale)?)?;
-        step.give(0, of_normal(&x, &g, epsilon, false)?)?;
+        let (g, ones) = (grouped(&g.broadcast_mul(&scale)?)?, Tensor::ones(columns, x.dtype(), x.device())?);
+        step.give(0, layer_norm_backward(&x, &ones, &g, epsilon)?.x)?;
     }
     Ok(())
 }

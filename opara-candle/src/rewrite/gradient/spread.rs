@@ -18,6 +18,10 @@ pub(super) fn spread(gradient: &Tensor, view: &Operand, len: u64) -> Result<Tens
     order.sort_by_key(|&at| std::cmp::Reverse(dims[at].stride));
     let sorted: Vec<Dim> = order.iter().map(|&at| dims[at]).collect();
     let gradient = if order.is_empty() { gradient } else { gradient.permute(order)? };
+    if view.first == 0 && (Operand { dims: sorted.clone(), ..view.clone() }).is_whole(len) {
+        // All elements in another order.
+        return Ok(gradient);
+    }
     let [first, len] = [view.first as usize, len as usize];
     if are_apart(&sorted) {
         return placed(gradient, &sorted, first, len);
@@ -42,13 +46,17 @@ fn without_repeats(gradient: &Tensor, dims: &[Dim]) -> Result<(Tensor, Vec<Dim>)
     }
     let dtype = gradient.dtype();
     let behind = repeats.last().map_or(0, |last| last + 1);
-    let columns: u64 = dims[behind..].iter().map(|dim| dim.len).product();
-    let sum = if dims[..behind].iter().all(|dim| dim.len == 1 || is_repeat(dim)) && columns > 1 {
-        // The outermost dimensions.
-        let rows = gradient.elem_count() / columns as usize;
-        column_sums(&shaped(gradient, &[rows, columns as usize])?.contiguous()?)?
+    let columns = lens(&left).iter().product::<usize>();
+    let gradient = shaped(gradient, &lens(dims))?;
+    // Such dimensions outside, in memory.
+    let outside: Vec<usize> =
+        repeats.iter().copied().chain((0..dims.len()).filter(|at| !repeats.contains(at))).collect();
+    let turned = gradient.permute(outside)?;
+    let are_outermost = dims[..behind].iter().all(|dim| dim.len == 1 || is_repeat(dim));
+    let sum = if columns > 1 && (are_outermost || turned.is_contiguous()) {
+        column_sums(&turned.contiguous()?.reshape((turned.elem_count() / columns, columns))?)?
     } else {
-        in_sums(&shaped(gradient, &lens(dims))?)?.sum(repeats)?.to_dtype(dtype)?
+        in_sums(&gradient)?.sum(repeats)?.to_dtype(dtype)?
     };
     Ok((shaped(&sum, &lens(&left))?, left))
 }

@@ -6,7 +6,8 @@ use opara_plan::trace::Dim;
 
 use super::super::evaluation::{Arithmetic, Evaluation};
 use super::super::strided::shaped;
-use crate::ops::in_sums;
+use super::order::{in_sums, Order};
+use crate::ops;
 
 /// One node on the way back. Operands of 16 bits are read in f32, except by products.
 pub(super) struct Step<'s, 'a> {
@@ -18,6 +19,21 @@ pub(super) struct Step<'s, 'a> {
     needs: Vec<bool>,
     /// The gradients of views that it gives.
     pub given: Vec<(Operand, Tensor)>,
+}
+
+/// Operands and gradient of a function of single elements.
+pub(super) struct Elements {
+    pub operands: Vec<Tensor>,
+    pub gradient: Tensor,
+    shape: Vec<usize>,
+    order: Order,
+}
+
+impl Elements {
+    /// The operands and the gradient in the types of sums.
+    pub fn in_sums(&self) -> Result<(Vec<Tensor>, Tensor)> {
+        Ok((self.operands.iter().map(ops::in_sums).collect::<Result<_>>()?, ops::in_sums(&self.gradient)?))
+    }
 }
 
 impl<'s, 'a> Step<'s, 'a> {
@@ -44,8 +60,13 @@ impl<'s, 'a> Step<'s, 'a> {
         in_sums(&self.typed_gradient(shape)?)
     }
 
+    /// The results in their type.
+    pub fn typed_result(&mut self, shape: &[usize]) -> Result<Tensor> {
+        shaped(&self.of.tensor(self.value)?, shape)
+    }
+
     pub fn result(&mut self, shape: &[usize]) -> Result<Tensor> {
-        in_sums(&shaped(&self.of.tensor(self.value)?, shape)?)
+        in_sums(&self.typed_result(shape)?)
     }
 
     /// An operand over its own dimensions.
@@ -58,12 +79,31 @@ impl<'s, 'a> Step<'s, 'a> {
         in_sums(&self.of.operand(&self.node.operands[at], shape)?.broadcast_as(shape)?)
     }
 
-    /// All operands over one shape.
-    pub fn operands(&mut self) -> Result<Vec<Tensor>> {
+    /// All operands over one shape, and the gradient, in the order in which they lie in memory.
+    pub fn elements(&mut self) -> Result<Elements> {
         let operands = self.of.operands(self.node)?;
         let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
         let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
-        operands.iter().map(|operand| in_sums(&operand.broadcast_as(&shape[..])?)).collect()
+        let operands = operands.iter().map(|operand| operand.broadcast_as(&shape[..])).collect::<Result<Vec<_>>>()?;
+        let gradient = self.typed_gradient(&shape)?;
+        let order = Order::of(operands.iter().chain([&gradient]));
+        let operands = operands.iter().map(|operand| order.inside(operand)).collect::<Result<_>>()?;
+        Ok(Elements { operands, gradient: order.inside(&gradient)?, shape, order })
+    }
+
+    /// The results beside them.
+    pub fn result_of(&mut self, elements: &Elements) -> Result<Tensor> {
+        ops::in_sums(&elements.order.inside(&shaped(&self.of.tensor(self.value)?, &elements.shape)?)?)
+    }
+
+    /// Gives an operand's gradient, which lies like them.
+    pub fn give_of(&mut self, elements: &Elements, at: usize, gradient: Tensor) -> Result<()> {
+        self.give(at, elements.order.outside(gradient)?)
+    }
+
+    /// The gradient of the results in their type and in some shape.
+    pub fn whole_gradient(&self) -> Tensor {
+        self.gradient.clone()
     }
 
     /// Gives an operand's gradient, in the order of its elements.
@@ -77,7 +117,8 @@ impl<'s, 'a> Step<'s, 'a> {
     }
 
     fn give_view(&mut self, view: Operand, gradient: Tensor) -> Result<()> {
-        let gradient = gradient.to_dtype(self.of.dtype(view.value))?;
+        let order = Order::of([&gradient]);
+        let gradient = order.outside(order.inside(&gradient)?.to_dtype(self.of.dtype(view.value))?)?;
         self.given.push((view, gradient));
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Gradients of each kind of node beside differences of its results, in double precision.
 
 use candle::{DType, Device, Result, Tensor};
-use opara_plan::rewrite::{Compute, Graph, Input, Mask, Node, Operand, Output, Scores, Value};
+use opara_plan::rewrite::{Compute, Convolution, Graph, Input, Mask, Node, Operand, Output, Scores, Value};
 use opara_plan::trace::{Bilinear, Element, Function, Indexed, Rotary, Window};
 
 use super::{evaluate, numbers, operand};
@@ -11,6 +11,7 @@ use crate::rewrite::gradient::{differentiate, Missing, Paths};
 const F64: Arithmetic = Arithmetic::In(DType::F64);
 
 /// An operand of a node: its elements, and its view of them.
+#[derive(Clone)]
 struct Given {
     tensor: Tensor,
     first: u64,
@@ -227,7 +228,12 @@ fn of_images() -> Result<()> {
     ] {
         let [rows, columns] = window.windows([6, 5]).unwrap();
         let weight = floats(1.3, &[out, 4 / window.groups, window.kernel[0], window.kernel[1]])?;
-        check(Function::Convolution(window), &[floats(0.7, &[2, 4, 6, 5])?, weight], 2 * out * rows * columns)?;
+        let len = 2 * out * rows * columns;
+        for compute in
+            [Compute::Recorded(Function::Convolution(window)), Compute::FusedConvolution(Convolution::new(window))]
+        {
+            check_compute(compute, &[floats(0.7, &[2, 4, 6, 5])?, weight.clone()], len)?;
+        }
     }
     for (window, output_padding) in [(window(3, 1, 2, 1, 1), 1), (window(2, 0, 2, 1, 1), 0)] {
         let [rows, columns] = window.transposed([3, 4], [output_padding; 2]).unwrap();
@@ -288,6 +294,43 @@ fn of_attention() -> Result<()> {
     let factor = view(0.9, 1, 0, &[(2, 0), (4, 0), (3, 0), (4, 0)])?;
     let divisor = view(0.4, 1, 0, &[(1, 1)])?;
     with(Scores { are_divisors: vec![false, true], ..Scores::of(0.6) }, 2, vec![factor, divisor])
+}
+
+/// A batch norm, whose moments are its operand's, beside a product of the moments.
+#[test]
+fn of_batch_norms() -> Result<()> {
+    let node = |compute, operands, len| Node::new(compute, operands, Element::F32, len);
+    let whole = |at, len| Operand::whole(Value::Node(at), len);
+    for (is_scaled, pixels) in [(true, 4), (false, 4), (true, 1)] {
+        let len = 6 * pixels;
+        // Images of 3 channels, as they are and with their channels beside each other.
+        for strides in [[3 * pixels, pixels, 1], [3 * pixels, 1, 3]] {
+            let x = operand(Value::Input(0), 0, &[(2, strides[0]), (3, strides[1]), (pixels, strides[2])]);
+            let vector = |at| operand(Value::Input(at), 0, &[(3, 1)]);
+            let vectors = if is_scaled { vec![vector(1), vector(2)] } else { Vec::new() };
+            let product = || Compute::Recorded(Function::Binary("mul".into()));
+            let sum = |len| Compute::Recorded(Function::RowSum(len));
+            let nodes = vec![
+                node(Compute::BatchMoments { variance: Some(1) }, vec![x.clone()], 3),
+                node(Compute::BatchMoments { variance: None }, vec![x.clone()], 3),
+                node(Compute::BatchNorm { epsilon: 1e-3 }, [vec![x, whole(0, 3), whole(1, 3)], vectors].concat(), len),
+                node(product(), vec![whole(2, len), Operand::whole(Value::Input(3), len)], len),
+                node(sum(len), vec![whole(3, len)], 1),
+                node(product(), vec![whole(0, 3), whole(1, 3)], 3),
+                node(sum(3), vec![whole(5, 3)], 1),
+                node(Compute::Recorded(Function::Binary("add".into())), vec![whole(4, 1), whole(6, 1)], 1),
+            ];
+            let tensors = [(len, 0.7), (3, 1.3), (3, 1.7), (len, 2.3)];
+            let tensors = tensors.map(|(len, seed)| numbers(len, seed)?.to_dtype(DType::F64));
+            let tensors = tensors.into_iter().collect::<Result<Vec<_>>>()?;
+            let input =
+                |t: &Tensor| Input { buffer: 0, element: Element::F32, len: t.elem_count() as u64, is_constant: true };
+            let outputs = vec![Output { value: Value::Node(7), buffer: 9 }];
+            let graph = Graph { inputs: tensors.iter().map(input).collect(), nodes, outputs };
+            check_graph(&format!("batch norm, {strides:?}"), &graph, &tensors)?;
+        }
+    }
+    Ok(())
 }
 
 /// Several readers of one value, in part and as a whole, and values that depend on no wanted input.

@@ -6,6 +6,7 @@
 
 mod attention;
 mod attention_in_f32;
+mod batch_norms;
 mod channels;
 mod concats;
 mod convolutions;
@@ -58,8 +59,8 @@ pub struct Applied {
 
 /// All rules, in the order in which they are applied: a rule may match the result of an earlier one.
 pub static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
-    [&convolutions::RULES[..], &attention::RULES, &products::RULES, &quantized::RULES, &norms::RULES, &concats::RULES]
-        .concat()
+    let all = [&convolutions::RULES[..], &attention::RULES, &products::RULES, &quantized::RULES, &batch_norms::RULES];
+    [&all.concat()[..], &norms::RULES, &concats::RULES].concat()
 });
 
 /// Applies the rules that are not in `without`, at every match that is not in `refused`.

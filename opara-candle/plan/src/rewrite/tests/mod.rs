@@ -1,5 +1,6 @@
 //! Graphs and rules on traces made by hand.
 
+mod batch_norms;
 mod heads;
 mod images;
 mod laws;

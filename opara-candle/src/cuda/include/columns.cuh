@@ -1,0 +1,37 @@
+// Blocks that sum over the rows of 32 columns, in a fixed order.
+#pragma once
+#include "rows.cuh"
+
+// A block has 32 columns, and 32 rows at a time.
+constexpr unsigned SIDE = 32;
+
+// The rows of this block's share, from this thread's first one on.
+struct Share {
+    size_t first, end;
+
+    __device__ Share(size_t rows, unsigned share)
+        : first((size_t)blockIdx.y * share + threadIdx.y), end(min((size_t)(blockIdx.y + 1) * share, rows)) {}
+};
+
+__device__ inline unsigned this_column() { return blockIdx.x * SIDE + threadIdx.x; }
+
+// Sums what the threads of each column have. Gives the sum of column `threadIdx.y` of the block to its threads.
+__device__ inline float sum_of_column(float own) {
+    __shared__ float room[SIDE][SIDE + 1];
+    room[threadIdx.y][threadIdx.x] = own;
+    __syncthreads();
+    return warp_reduce<Add>(room[threadIdx.x][threadIdx.y]);
+}
+
+template <typename T> __device__ inline void write_sum(float sum, unsigned columns, T *y) {
+    const unsigned column = blockIdx.x * SIDE + threadIdx.y;
+    if (threadIdx.x == 0 && column < columns) y[column] = narrow<T>(sum);
+}
+
+// The same for the threads of each column, for the next sum over these rows.
+__device__ inline float own_of_column(float sum) {
+    __shared__ float room[SIDE];
+    if (threadIdx.x == 0) room[threadIdx.y] = sum;
+    __syncthreads();
+    return room[threadIdx.x];
+}

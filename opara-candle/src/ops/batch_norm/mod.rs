@@ -1,0 +1,73 @@
+//! Batch norm in training mode, of rows of pixels with a column for each channel.
+
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+pub(super) mod launch;
+
+use candle::{Result, Tensor};
+
+use super::column_sums::in_sums;
+use super::own_or;
+
+/// Means and variances of the columns of `x`, `(rows, columns)`, in the type of sums. On a GPU in two launches.
+///
+/// # Errors
+/// A tensor of another rank.
+pub(crate) fn batch_moments(x: &Tensor) -> Result<[Tensor; 2]> {
+    let (_, columns) = x.dims2()?;
+    let composed = || {
+        let x = in_sums(x)?;
+        let mean = x.mean_keepdim(0)?;
+        Tensor::cat(&[&mean, &x.broadcast_sub(&mean)?.sqr()?.mean_keepdim(0)?], 0)
+    };
+    let both = own_or(x, || gpu!(cuda::moments(x)), composed)?;
+    Ok([both.get(0)?.reshape(columns)?, both.get(1)?.reshape(columns)?])
+}
+
+/// `x` with means of 0 and variances of 1 in its columns, times a scale, and with a shift, if there are any, in the type of `x`.
+///
+/// # Errors
+/// Vectors that do not have one number a column.
+pub(crate) fn batch_norm(x: &Tensor, moments: [&Tensor; 2], vectors: Option<[&Tensor; 2]>, eps: f32) -> Result<Tensor> {
+    let centred = in_sums(x)?.broadcast_sub(moments[0])?;
+    let factor = factor(moments, eps)?;
+    let y = match vectors {
+        Some([scale, shift]) => centred.broadcast_mul(&(factor * in_sums(scale)?)?)?.broadcast_add(&in_sums(shift)?)?,
+        None => centred.broadcast_mul(&factor)?,
+    };
+    y.to_dtype(x.dtype())
+}
+
+/// The gradients of the operands of [`batch_norm`], whose moments are those of `x`: of `x`, scale and shift. On a GPU the sums take two
+/// launches.
+///
+/// # Errors
+/// Shapes that do not agree.
+pub(crate) fn batch_norm_backward(
+    x: &Tensor,
+    moments: [&Tensor; 2],
+    scale: Option<&Tensor>,
+    gradient: &Tensor,
+    eps: f32,
+) -> Result<[Tensor; 3]> {
+    let (rows, _) = x.dims2()?;
+    let normal = || in_sums(x)?.broadcast_sub(moments[0])?.broadcast_mul(&factor(moments, eps)?);
+    let composed = || {
+        let g = in_sums(gradient)?;
+        Tensor::cat(&[&g.sum_keepdim(0)?, &(&g * normal()?)?.sum_keepdim(0)?], 0)
+    };
+    let sums = own_or(x, || gpu!(cuda::sums(x, gradient, moments, eps)), composed)?;
+    let (of_shift, of_scale) = (sums.get(0)?, sums.get(1)?);
+    let mean = |sum: &Tensor| sum.affine(1. / rows as f64, 0.);
+    let along = normal()?.broadcast_mul(&mean(&of_scale)?)?;
+    let across = in_sums(gradient)?.broadcast_sub(&mean(&of_shift)?)?;
+    let factor = factor(moments, eps)?;
+    let by = scale.map_or_else(|| Ok(factor.clone()), |scale| &factor * in_sums(scale)?)?;
+    Ok([(across - along)?.broadcast_mul(&by)?.to_dtype(x.dtype())?, of_scale, of_shift])
+}
+
+/// What differences from the means are multiplied by.
+fn factor([_, variance]: [&Tensor; 2], eps: f32) -> Result<Tensor> {
+    (variance + f64::from(eps))?.sqrt()?.recip()
+}
