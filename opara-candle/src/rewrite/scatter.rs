@@ -5,7 +5,7 @@ use opara_plan::rewrite::{Compute, Graph, Input, Node};
 use opara_plan::trace::{Element, Function};
 
 use super::accuracy::{compare, distance, errors, unit, Scatter};
-use super::set::{inputs_of, nearby, varies, Run, Set};
+use super::set::{inputs_of, joined, nearby, varies, Run, Set};
 
 impl Set {
     /// How candle's errors of this output scatter; `None` if its numbers are of other kinds on moved operands. Without memory for it,
@@ -18,13 +18,21 @@ impl Set {
     fn scattered(&self, graph: &Graph) -> Result<Vec<Option<Scatter>>> {
         /// Four errors differ by about twice their standard deviation.
         const MOVED: usize = 3;
+        // Convolutions of f32 round to TF32, some of candle's at least. Others stand for candle's as one for all groups.
+        let is_rounded = |node: &Node| {
+            node.element == Element::F32 && matches!(node.compute, Compute::Recorded(Function::Convolution(_)))
+        };
+        let (graph, least) = match graph.nodes.iter().any(is_rounded) {
+            true => (graph.clone(), unit(DType::F16)),
+            false => (joined(graph), 0.),
+        };
         let [references, candle] = self.outputs()?;
         let mut all = vec![[references, candle]];
         for number in 1..=MOVED {
             let moved = self.runs.iter().map(|run| {
                 let inputs =
                     self.item.as_ref().map_or_else(|| Ok(run.inputs.clone()), |item| inputs_of(item, &run.inputs))?;
-                Run::computed(graph, moved(graph, &inputs, number)?, self.numbers)
+                Run::computed(&graph, moved(&graph, &inputs, (number, least))?, self.numbers)
             });
             let moved = Self { runs: moved.collect::<Result<_>>()?, ..Self::of(self.numbers, Run::default()) };
             all.push(moved.outputs()?);
@@ -68,20 +76,12 @@ fn scatter<'a>(outputs: impl Iterator<Item = [&'a Tensor; 2]> + Clone) -> Result
     Ok(Some(Scatter { errors: of, moved }))
 }
 
-/// The operands of a run, those that differ from pass to pass moved by a rounding at most: for each number in other ways.
-fn moved(graph: &Graph, inputs: &[Tensor], number: usize) -> Result<Vec<Tensor>> {
-    // Convolutions of f32 round to TF32.
-    let is_rounded = |node: &Node| {
-        node.element == Element::F32 && matches!(node.compute, Compute::Recorded(Function::Convolution(_)))
-    };
-    let least = if graph.nodes.iter().any(is_rounded) { unit(DType::F16) } else { 0. };
-    let by = |floats: &Tensor| 2. * unit(floats.dtype()).max(least);
-    let moved = |(input, of): (&Tensor, &Input)| {
-        if varies(of) {
-            nearby(input, number, by(input))
-        } else {
-            Ok(input.clone())
-        }
+/// The operands of a run, those that differ from pass to pass moved by a rounding at most, or by a `least` one: for each number in other
+/// ways.
+fn moved(graph: &Graph, inputs: &[Tensor], (number, least): (usize, f64)) -> Result<Vec<Tensor>> {
+    let moved = |(input, of): (&Tensor, &Input)| match varies(of) {
+        true => nearby(input, number, 2. * unit(input.dtype()).max(least)),
+        false => Ok(input.clone()),
     };
     inputs.iter().zip(&graph.inputs).map(moved).collect()
 }
