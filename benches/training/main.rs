@@ -5,7 +5,6 @@
 //!
 //! `benches/peers/python/train.py` has the same models in PyTorch. Without a GPU each contestant takes one step, eagerly.
 
-mod images;
 mod models;
 
 use std::fs::File;

@@ -4,7 +4,9 @@ use candle::{DType, Device, IndexOp, Module, Result, Tensor, D};
 use candle_nn::{embedding, layer_norm, linear, loss, ops, LayerNorm, Linear, VarBuilder};
 use candle_transformers::models::{bert, vit};
 
-use crate::images;
+// The example of training has this file by its path, too.
+#[path = "images.rs"]
+mod images;
 
 /// The loss of a batch.
 pub type Loss = Box<dyn Fn(&[Tensor]) -> Result<Vec<Tensor>> + Send + Sync>;
