@@ -70,8 +70,8 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Training`] for a loss that is not one number, for variables that no gradient reaches or another trainer has, and for replays that differ;
-    /// and errors of [`OparaExecutor::new`].
+    /// [`Error::Training`](crate::Error::Training) for a loss that is not one number, for variables that no gradient reaches or another
+    /// trainer has, and for replays that differ; and errors of [`OparaExecutor::new`].
     pub fn build_train<P, F>(self, loss: F, optimizer: &Fused<P>, batch: &[Tensor]) -> Result<Trainer<P>>
     where
         P: Params + Send + Sync + 'static,
