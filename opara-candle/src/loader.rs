@@ -109,6 +109,7 @@ impl Loader {
             device: self.device.clone(),
             make: self.make.clone(),
             position: self.position,
+            rows: None,
         })
     }
 
@@ -194,13 +195,19 @@ struct Work {
     device: Device,
     make: Arc<Make>,
     position: u64,
+    /// An epoch, and the order of its rows.
+    rows: Option<(u64, Vec<usize>)>,
 }
 
 impl Work {
     /// The batch at the position.
-    fn batch(&self, freed: &Receiver<Box<Upload>>) -> Result<Ready> {
+    fn batch(&mut self, freed: &Receiver<Box<Upload>>) -> Result<Ready> {
         let (epoch, at) = (self.position / self.order.per_epoch(), self.position % self.order.per_epoch());
-        let rows = self.order.of_epoch(epoch);
+        let rows = match self.rows.take() {
+            Some((of, rows)) if of == epoch => rows,
+            _ => self.order.of_epoch(epoch),
+        };
+        let (_, rows) = self.rows.insert((epoch, rows));
         let batch = (self.make)(&rows[at as usize * self.order.batch..][..self.order.batch])?;
         if !self.device.is_cuda() {
             return Ok(Ready::OnCpu(batch));

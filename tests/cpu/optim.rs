@@ -2,10 +2,11 @@
 
 use candle::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
-use opara_candle::optim::{AdamW, CheckpointError, ParamsSGD, Schedule, SGD};
+use opara_candle::optim::{AdamW, CheckpointError, LossScale, ParamsSGD, Schedule, SGD};
 
 use crate::common::precision::{
     assert_averages_follow, assert_losses_are_scaled, assert_mixed_precision, assert_steps_take_several_batches,
+    mixed_layers,
 };
 use crate::common::training::{
     assert_many_variables_are_candles, assert_optimizers_are_candles, assert_optimizers_follow_their_formulas, Guesser,
@@ -73,6 +74,32 @@ fn step(optimizer: &mut SGD, variable: &Var, slopes: &[f64]) -> Result<Vec<f64>>
     let slopes = Tensor::new(slopes, &Device::Cpu)?;
     optimizer.backward_step(&(variable.as_tensor() * slopes)?.sum_all()?)?;
     variable.to_vec1()
+}
+
+/// A checkpoint of other settings: the limit of the norm, the batches of a step and the factor of the loss stay the optimizer's.
+#[test]
+fn settings_stay_the_optimizers() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("file");
+    let x = variable(&[0., 0.])?;
+    let sgd = || SGD::new(vec![x.clone()], 1.0.into());
+    let mut four = sgd()?.accumulate(4)?;
+    step(&mut four, &x, &[7., 7.])?;
+    four.save(&path)?;
+    let mut two = sgd()?.accumulate(2)?.clip_norm(1.)?;
+    two.load(&path)?;
+    step(&mut two, &x, &[30., 40.])?;
+    assert_eq!(step(&mut two, &x, &[30., 40.])?, [-0.6, -0.8], "two batches, of norm 1, without the one before");
+    sgd()?.save(&path)?;
+    let scaled = sgd()?.scale_loss(LossScale { first: 1024., ..Default::default() })?;
+    scaled.load(&path)?;
+    assert_eq!(scaled.loss_scale()?, 1024.);
+    scaled.save(&path)?;
+    let mut plain = sgd()?;
+    plain.load(&path)?;
+    x.set(&Tensor::new(&[0f64, 0.], &Device::Cpu)?)?;
+    assert_eq!(step(&mut plain, &x, &[0.5, 2.])?, [-0.5, -2.]);
+    Ok(())
 }
 
 #[test]
@@ -151,6 +178,12 @@ fn what_does_not_fit_is_an_error() -> Result<()> {
     let clone = shared.clone();
     assert!(shared.clip_norm(1.).err().unwrap().to_string().contains("before it is cloned"));
     assert!(clone.clip_norm(1.).is_ok());
+    let half = Var::from_tensor(&Tensor::new(&[1f32], &Device::Cpu)?.to_dtype(DType::F16)?)?;
+    let error = SGD::new_lr(vec![half], 0.1)?.scale_loss(LossScale::default()).err().unwrap();
+    assert!(error.to_string().contains("MixedPrecision"), "{error}");
+    let (weights, mixed, _) = mixed_layers(DType::F16, &Device::Cpu)?;
+    let error = SGD::new_lr(weights.all_vars(), 0.1)?.mixed(&mixed).err().unwrap();
+    assert!(error.to_string().contains("no variable has a copy"), "{error}");
     Ok(())
 }
 

@@ -53,7 +53,11 @@ impl Task {
     fn gradients(&self, folder: &Path) -> anyhow::Result<HashMap<String, Tensor>> {
         let optimizer = SGD::of(&self.weights, ParamsSGD { momentum: 0.5, ..0.0.into() })?;
         let loss = self.loss.clone();
+        let before = variables(&self.weights)?.into_iter().map(|(_, v)| v.copy()).collect::<Result<Vec<_>>>()?;
         let mut trainer = accurate().build_train(move |x: &[Tensor]| loss(x), &optimizer, &self.batch)?;
+        for ((name, variable), before) in variables(&self.weights)?.iter().zip(&before) {
+            assert!(crate::common::same_bits(variable, before)?, "building has changed {name}");
+        }
         let report = trainer.report().expect("a report on a GPU");
         assert_ne!(report.mode(), Mode::Eager, "{report}");
         let worst = trainer.gradient_errors().iter().max_by(|a, b| a.ours.total_cmp(&b.ours));

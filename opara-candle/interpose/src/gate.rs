@@ -21,6 +21,9 @@ use crate::sync::{Condvar, Mutex};
 /// Longer than a module computes between two calls of the driver.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// After so many times that, every capture is ended: one may make calls until the waiting thread goes on.
+const LONGEST: usize = 120;
+
 /// A capture, as the gate sees it.
 pub(crate) trait Capture {
     /// Has another thread ended it?
@@ -74,13 +77,12 @@ impl<C: Capture> Gate<C> {
         state.waits += 1;
         let _waiting = Waiting(self);
         let count = |state: &State<C>| -> Vec<_> { state.captures.iter().map(|of| (of.clone(), of.calls())).collect() };
-        let mut counted = count(&state);
+        let (mut counted, mut times) = (count(&state), 0);
         while state.captures.iter().any(|capture| !capture.is_over()) {
             if self.changed.wait_for(&mut state, PATIENCE).timed_out() {
-                counted
-                    .iter()
-                    .filter(|(capture, calls)| capture.calls() == *calls)
-                    .for_each(|(capture, _)| capture.end());
+                times += 1;
+                let stands = |(capture, calls): &&(Arc<C>, usize)| times >= LONGEST || capture.calls() == *calls;
+                counted.iter().filter(stands).for_each(|(capture, _)| capture.end());
                 counted = count(&state);
             }
         }

@@ -231,7 +231,7 @@ impl Step {
             for at in length..capacity.min(length + 2) {
                 let (given, expected) = (step.step(&token, at)?, texts.add(&mut text, &token, at)?);
                 let (expected, given) = (expected.flatten_all()?, given.flatten_all()?);
-                let verdict = near(&expected, &given, compared.apart)?;
+                let verdict = near(&expected, &given, [compared.apart; 2])?;
                 verdict.map_err(|why| refused(&format!("behind {at} tokens {why}")))?;
                 apart = apart.max(distance(&expected, &given)?.map_err(|why| refused(&why))?);
             }

@@ -109,6 +109,12 @@ impl State {
 
     /// Multiplies losses.
     pub fn scale_loss(&mut self, scale: &LossScale) -> Result<()> {
+        if let Some(slot) = self.slots.iter().find(|slot| slot.variable.dtype() == DType::F16) {
+            bail!("`{}` is of f16, which has no room for its gradient: see `MixedPrecision`", slot.name)
+        }
+        if !(scale.first > 0. && scale.first.is_finite()) {
+            bail!("a loss cannot be scaled by {}", scale.first)
+        }
         self.is_scaled = true;
         self.compute_norm(|control| scale.write(control))
     }
@@ -137,6 +143,9 @@ impl State {
     /// Keeps copies of 16 bits up to date.
     pub fn copy_to(&mut self, copies: &MixedPrecision) -> Result<()> {
         self.slots.iter_mut().for_each(|slot| slot.copy = copies.of(&slot.name));
+        if self.slots.iter().all(|slot| slot.copy.is_none()) {
+            bail!("no variable has a copy of 16 bits: make the model first, and the optimizer by `of`, whose names are the map's")
+        }
         copies.refresh()
     }
 
@@ -214,7 +223,20 @@ impl State {
         let (read, position) = checkpoint::read(path, optimizer, order, &self.shapes())?;
         let device = self.control.device();
         let moved = read.into_iter().map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
+        let own = self.control()?;
         self.restore(&moved.collect::<Result<Vec<_>>>()?)?;
+        self.set(|control| {
+            let was_scaled = control[place::GROWTH] > 0.;
+            // Sums of another factor, or of other batches, begin anew.
+            if was_scaled != self.is_scaled || control[place::BATCHES] != own[place::BATCHES] {
+                control[place::TAKEN] = 0.;
+            }
+            if was_scaled != self.is_scaled {
+                (control[place::SCALE], control[place::GOOD]) = (own[place::SCALE], 0.);
+            }
+            // The limit of the norm and what follows from settings are this optimizer's.
+            [place::MAX_NORM, place::BATCHES, place::GROWTH].into_iter().for_each(|at| control[at] = own[at]);
+        })?;
         *self.rate.lock() = self.control()?[place::BASE];
         Ok(position)
     }

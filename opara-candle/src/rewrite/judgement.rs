@@ -121,5 +121,5 @@ pub(super) fn follow([reference, candle, other]: [&Tensor; 3], apart: f64) -> Re
         return Ok(Err(reason));
     }
     let apart = apart.max(own);
-    Ok(near_in_kind(candle, other, apart)?.map(|()| apart))
+    Ok(near_in_kind(candle, other, [apart; 2])?.map(|()| apart))
 }

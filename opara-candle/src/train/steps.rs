@@ -57,8 +57,11 @@ impl<P: Params> Steps<P> {
         if let Some(all) = &self.lifted {
             let first = first.detach();
             drop(outputs);
-            let mut lifted = Lifted::of(&self.loss, batch, &self.optimizer)?;
-            let errors = lifted.judge(batch, &first)?;
+            // The capture runs the loss, too, even one that fails then.
+            let lifted = Lifted::of(&self.loss, batch, &self.optimizer);
+            self.put_back(&before)?;
+            let mut lifted = lifted?;
+            let errors = lifted.judge(batch, &first, self.optimizer.loss_scale()?)?;
             all.lock().insert(key(batch), Arc::new(lifted));
             return Ok(errors);
         }

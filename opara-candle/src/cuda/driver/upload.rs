@@ -91,8 +91,9 @@ impl Upload {
 
 impl Drop for Upload {
     fn drop(&mut self) {
-        // The device may still read and write here; a failure concerns nobody any more.
-        let _ = self.arrived.wait();
+        // The device may still read and write here, by a copy behind which no event could be recorded, too. A failure concerns nobody
+        // any more.
+        let _ = self.copies.synchronize();
     }
 }
 

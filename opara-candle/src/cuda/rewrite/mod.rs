@@ -150,7 +150,7 @@ impl Rewriter {
         // Nothing is put into this one.
         let exact = Box::new(program.duplicate());
         // The last first: what comes before keeps its place.
-        let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, 0.);
+        let (mut rewrites, mut room, mut apart) = (Vec::new(), 0, [0f64; 2]);
         for RewrittenRun { region, graph, fits, compared, captured } in replacements.into_iter().rev() {
             let weights = graph.inputs.iter().filter(|input| input.is_constant);
             let bytes_of = |input: &Input| program.capture.trace.buffers[input.buffer].bytes;
@@ -160,7 +160,7 @@ impl Rewriter {
                 graph.outputs.iter().map(|output| output.buffer).collect(),
             ];
             let [inputs, outputs] = &buffers;
-            apart += compared.apart;
+            apart = [apart[0] + compared.apart, apart[1].max(compared.apart)];
             program.capture.splice(region.ops, &region.kept, captured, [inputs, outputs]);
             rewrites.extend(counted(&fits).into_iter().map(|counted| Rewrite::of(counted, compared)));
         }
@@ -217,7 +217,7 @@ impl Rewriter {
 
     /// Whether a rewritten pass gives what candle gave for each example. Where an earlier decision is trusted, integers have to be equal, and
     /// numbers finite where candle's are: nothing else holds them against anything.
-    fn are_near(&self, values: &[Values], apart: f64) -> Result<std::result::Result<(), String>> {
+    fn are_near(&self, values: &[Values], apart: [f64; 2]) -> Result<std::result::Result<(), String>> {
         for (example, values) in self.examples.iter().zip(values) {
             for (candle, other) in example.outputs.iter().zip(&values.outputs) {
                 let holds = if self.has_trusted { near_in_kind } else { near };

@@ -147,7 +147,9 @@ fn judged_among(unit: f64, of: &Scatter, other: Errors) -> std::result::Result<C
         [_] => String::new(),
         all => format!(" ({all:.3?} where operands move by a rounding)"),
     };
-    if other.rms > most_beside(&rms, RMS) {
+    // What is errors for the most part is no result, however candle's scatter.
+    let most = most_beside(&rms, RMS).min((RMS[0] * explained / unit).max(RMS[0] * candle.rms + RMS[1]));
+    if other.rms > most {
         return Err(format!("its mean error is {:.3} roundings, candle's {:.3}{}", other.rms, candle.rms, among(&rms)));
     }
     if other.max > most_beside(&max, MAX) {
@@ -174,21 +176,30 @@ fn most_beside(candle: &[f64], [factor, more]: [f64; 2]) -> f64 {
 ///
 /// # Errors
 /// The inner one says why not.
-pub(crate) fn near_in_kind(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
+pub(crate) fn near_in_kind(
+    candle: &Tensor,
+    other: &Tensor,
+    apart: [f64; 2],
+) -> Result<std::result::Result<(), String>> {
     match same_kinds(candle, other)? {
-        Ok(()) => near(candle, other, if candle.dtype().is_float() { apart } else { 0. }),
+        Ok(()) => near(candle, other, if candle.dtype().is_float() { apart } else { [0.; 2] }),
         different => Ok(different),
     }
 }
 
-/// Whether results are near candle's, if what they come from is apart by so much: what is done to its errors is not known, so there is room
-/// for sixteen times as much, and for as many roundings of their type, but not beyond what may be [explained](EXPLAINED), or is apart.
+/// Whether results are near candle's, if what they come from is apart by so much, all runs together and the one that is farthest: what is
+/// done to its errors is not known, so there is room for sixteen times as much, and for as many roundings of their type. But not beyond
+/// what may be [explained](EXPLAINED), or beyond what the farthest run is apart, if that is less than [noise](NOISE).
 ///
 /// # Errors
 /// The inner one says why not: then launches are not where they belong.
-pub(crate) fn near(candle: &Tensor, other: &Tensor, apart: f64) -> Result<std::result::Result<(), String>> {
+pub(crate) fn near(
+    candle: &Tensor,
+    other: &Tensor,
+    [apart, most]: [f64; 2],
+) -> Result<std::result::Result<(), String>> {
     const ROOM: f64 = 16.;
-    let limit = (ROOM * apart.max(unit(candle.dtype()))).min(apart.max(EXPLAINED));
+    let limit = (ROOM * apart.max(unit(candle.dtype()))).min(most.clamp(EXPLAINED, NOISE));
     let is_near = |found: f64| match found <= limit {
         true => Ok(()),
         false => Err(format!("an output differs from candle's by {found:.2e}")),
