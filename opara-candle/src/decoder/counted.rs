@@ -27,7 +27,7 @@ enum Kind {
 }
 
 /// The place of what the caller says of each token: behind the tokens.
-pub(super) const MASK: Place = Place::Argument(1);
+const MASK: Place = Place::Argument(1);
 
 impl Counted {
     /// Those of a module, of a pass and of one in which the text has all tokens of its capacity.

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use candle::Tensor;
-use opara_plan::rewrite::{rules, Growth, Inputs, Standing, Value};
+use opara_plan::rewrite::{rules, Growth, Inputs, Source, Standing, Value};
 
-use super::counted::{Counted, MASK};
+use super::counted::Counted;
 use super::earlier::{check_turns, Earlier};
 use super::known::{captured, or_refused, refused, with_states, First, Known};
 use super::opaque::check_opaque;
@@ -101,11 +101,6 @@ impl Step {
         let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
         let given = texts.inputs(&text, &token)?;
         let (pass, text) = captured(texts, text, &token, length)?;
-        if texts.mask().is_some() && !pass.places.contains(&MASK) {
-            return Err(refused(
-                "its step does not read the mask, so that padding would count: have attention add it at each step, too",
-            ));
-        }
         // Later passes write to the same memory, if it is in place.
         let inputs = inputs(&pass, &given)?;
         // Steps that are replayed go on with it.
@@ -178,6 +173,11 @@ impl Step {
         let (long_growth, growth) = (first.and(&at_far, &known_inputs)?, first.and(&at_farthest, &known_inputs)?);
         if !short.agrees(&growth, last as u64) || !long_growth.agrees(&growth, far as u64) {
             return Err(refused(&format!("a step behind {far} tokens is another one than behind few")));
+        }
+        if texts.mask().is_some() && !growth.sources.iter().any(|source| matches!(source, Source::Given(_))) {
+            return Err(refused(
+                "its step does not read the mask, so that padding would count: have attention add it at each step, too",
+            ));
         }
         check_turns(&growth, [&at_far, &at_farthest])?;
         of_first.forget(&growth, &far_pass);
