@@ -267,16 +267,22 @@ impl Several<'_> {
             moves @ ByPosition::Moves { .. } => moves,
         };
         let element = self.made.graph.element(part.operand.value);
-        // What repeats is copied once.
+        // What repeats is copied once, but for places that end.
+        let ends = match by {
+            ByPosition::EndsAs { dim, .. } => Some(dim - 1),
+            ByPosition::Moves { .. } => None,
+        };
+        let repeats = |at: usize, dim: &Dim| dim.stride == 0 && Some(at) != ends;
         let mut once = Part { operand: part.operand.clone(), ..*part };
-        once.operand.dims.iter_mut().filter(|dim| dim.stride == 0).for_each(|dim| dim.len = 1);
+        let dims = once.operand.dims.iter_mut().enumerate();
+        dims.filter(|(at, dim)| repeats(*at, dim)).for_each(|(_, dim)| dim.len = 1);
         let len = once.operand.len();
         let operands = vec![once.beside(self.tokens), self.numbers(Source::Places, self.tokens)];
         let at = self.push(Node::new(at_position(by), operands, element, len * self.tokens));
         let mut stride = len;
-        let dims = part.operand.dims.iter().map(|dim| match dim.stride {
-            0 => *dim,
-            _ => {
+        let dims = part.operand.dims.iter().enumerate().map(|(at, dim)| match repeats(at, dim) {
+            true => *dim,
+            false => {
                 stride /= dim.len.max(1);
                 Dim { len: dim.len, stride }
             }
