@@ -32,7 +32,7 @@ kernels! {
     Round<T> = "opara_elementwise_optimizer_round_" for [f16 bf16] {
         numels: table usize [64], ends: table usize [64],
         values: table in f32 [64, numels, 1],
-        copies: table added T [64, numels, 1],
+        copies: table out T [64, numels, 1],
     }
 
     /// Gradient descent.
