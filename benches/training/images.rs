@@ -49,8 +49,8 @@ pub fn resnet50(vb: VarBuilder) -> Result<Net> {
     resnet([3, 4, 6, 3], 4, vb)
 }
 
-/// Stages of so many blocks, whose last convolution has `wider` times the channels: of two convolutions, or of three if that is more than
-/// one.
+/// Residual blocks; `stages` has the number of blocks of each stage. A block has two convolutions. If `wider` is above 1 it has three, the
+/// last with `wider` times the channels.
 fn resnet(stages: [usize; 4], wider: usize, vb: VarBuilder) -> Result<Net> {
     struct Block(Vec<Normed>, Option<Normed>);
     let stem = first(64, &vb)?;

@@ -69,7 +69,7 @@ struct Task {
 }
 
 impl Task {
-    /// Those that the arguments ask for.
+    /// The tasks that the arguments name.
     fn all(args: &Args) -> Result<Vec<Self>> {
         let net = Self {
             name: "convolutional net",

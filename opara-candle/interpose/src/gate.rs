@@ -21,7 +21,7 @@ use crate::sync::{Condvar, Mutex};
 /// Longer than a module computes between two calls of the driver.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// After so many times that, every capture is ended: one may make calls until the waiting thread goes on.
+/// Times that [`PATIENCE`] passes before every capture is ended: one may make calls until the waiting thread goes on.
 const LONGEST: usize = 120;
 
 /// A capture, as the gate sees it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle::Tensor;
 
-use super::driver::{Activity, Flush, Watch};
+use super::driver::{Activity, Flush, Stream, Watch};
 use super::program::CudaProgram;
 use super::replay::GraphReplay;
 use crate::backend::{OpTimes, Planned, Replay};
@@ -33,14 +33,7 @@ pub(super) fn op_times(
         loop {
             watch.follow(graphs);
             replay.call_zero_copy(inputs, &mut |_| ())?;
-            let mut activities = Vec::new();
-            for left in (0..TRIES).rev() {
-                program.stream.synchronize_device()?;
-                activities.extend(watch.take(if left > 0 { Flush::Complete } else { Flush::Forced })?);
-                if activities.len() >= launches {
-                    break;
-                }
-            }
+            let activities = taken(&watch, &program.stream, launches)?;
             // An arena that another executor has made larger has the graph built anew.
             let now = replay.ids()?;
             if now == graphs {
@@ -53,6 +46,19 @@ pub(super) fn op_times(
         run()?;
     }
     (0..rounds).map(|_| assign(run()?, plan)).collect()
+}
+
+/// The records of a replay's launches.
+fn taken(watch: &Watch, stream: &Stream, launches: usize) -> Result<Vec<Activity>> {
+    let mut activities = Vec::new();
+    for left in (0..TRIES).rev() {
+        stream.synchronize_device()?;
+        activities.extend(watch.take(if left > 0 { Flush::Complete } else { Flush::Forced })?);
+        if activities.len() >= launches {
+            break;
+        }
+    }
+    Ok(activities)
 }
 
 /// Assigns activities to ops, with times in nanoseconds from the first start.

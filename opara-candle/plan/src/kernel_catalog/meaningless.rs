@@ -3,9 +3,9 @@
 /// Kernels of one name that have no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Meaningless {
-    /// What the name begins with, or the identifier in the name of a kernel in C++.
+    /// The beginning of the name, or the identifier in the mangled name of a C++ kernel.
     pub name: &'static str,
-    /// What else the name has in it, if not all of them are meant.
+    /// A second part of the name, if the row is about some kernels of this name only; otherwise empty.
     part: &'static str,
     /// Why they have none.
     pub why: &'static str,
@@ -13,7 +13,7 @@ pub struct Meaningless {
 
 /// All of them.
 pub const MEANINGLESS: &[Meaningless] = &[
-    of("sum_", "", "candle launches it nowhere: its sums are those of `fast_sum_`"),
+    of("sum_", "", "candle launches it nowhere: `fast_sum_` computes sums"),
     of("indexed_moe_forward_", "q8_0_", "it reads an expert's weight at an eighth of where candle lays it"),
     of("moe_gemm_grouped_kernel", "6__half", "it takes the bits of a half that it writes for a number"),
     of("flash_fwd_splitkv_combine_kernel", "", "candle-flash-attn launches it nowhere: it splits no keys"),

@@ -10,6 +10,7 @@ use super::{check, get, Arguments};
 use crate::{Error, Result};
 
 /// A launch whose pointers to operands are null.
+#[derive(Clone)]
 struct OpaqueLaunch {
     kernel: KernelNode,
     /// Offsets of the pointers to what it reads.
@@ -93,24 +94,24 @@ pub(crate) fn opaque_difference(a: u64, b: u64) -> String {
 /// # Errors
 /// Operands that are not on a CUDA device, and a failed launch.
 pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> Result<()> {
-    let all = LAUNCHES.lock();
-    let Some(of) = all.get(number as usize).filter(|of| of.reads.len() == reads.len()) else {
+    // Copied, so that no other thread waits for the driver's calls.
+    let of = LAUNCHES.lock().get(number as usize).filter(|of| of.reads.len() == reads.len()).cloned();
+    let Some(OpaqueLaunch { mut kernel, reads: words, result: word }) = of else {
         return Err(Error::Internal { message: "there is no such launch".into() });
     };
-    let mut arguments = of.kernel.arguments.clone();
-    for (&word, tensor) in of.reads.iter().zip(reads) {
-        arguments.set_word(word, address_of(tensor)?);
+    for (word, tensor) in words.into_iter().zip(reads) {
+        kernel.arguments.set_word(word, address_of(tensor)?);
     }
-    arguments.set_word(of.result, address_of(result)?);
+    kernel.arguments.set_word(word, address_of(result)?);
     let stream = result.device().as_cuda_device()?.cuda_stream();
     stream.context().bind_to_thread().map_err(super::wrap("cuCtxSetCurrent"))?;
-    let (function, launch) = (of.kernel.params.func, of.kernel.launch);
+    let (function, launch) = (kernel.params.func, kernel.launch);
     let ([x, y, z], [tx, ty, tz]) = (launch.grid, launch.block);
     check(
         "cuLaunchKernel",
         // SAFETY: the module launched the same kernel with the same arguments, but for pointers to memory of these sizes. Who made the
         // kernel keeps it loaded as long as the module may be called, as for replays of its passes.
-        arguments.with_raw(|parameters, extra| unsafe {
+        kernel.arguments.with_raw(|parameters, extra| unsafe {
             let shared = launch.dynamic_shared;
             sys::cuLaunchKernel(function, x, y, z, tx, ty, tz, shared, stream.cu_stream(), parameters, extra)
         }),

@@ -4,6 +4,7 @@ use candle::{Device, Tensor};
 use cudarc::driver::{sys, PinnedHostSlice};
 use safetensors::View;
 
+use super::memory::bytes_of;
 use super::{address_of, check, Event, Stream};
 use crate::cuda::driver::wrap;
 use crate::{Error, Result};
@@ -31,10 +32,10 @@ impl Upload {
         const WRITE_COMBINED: u32 = sys::CU_MEMHOSTALLOC_WRITECOMBINED;
         let work = Stream::of(device)?;
         work.bind()?;
-        let bytes: usize = like.iter().map(bytes_of).sum();
+        let bytes: u64 = like.iter().map(bytes_of).sum();
         let context = device.as_cuda_device()?.cuda_stream().context().clone();
         // SAFETY: the bytes are not read before `enqueue` has written them.
-        let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes.max(1), WRITE_COMBINED) };
+        let host = unsafe { context.alloc_pinned_with_flags::<u8>(bytes.max(1) as usize, WRITE_COMBINED) };
         let host = host.map_err(wrap("cuMemHostAlloc"))?;
         let tensors = like.iter().map(|tensor| Tensor::zeros(tensor.shape(), tensor.dtype(), device));
         let tensors = tensors.collect::<candle::Result<Vec<_>>>()?;
@@ -95,8 +96,4 @@ impl Drop for Upload {
         // any more.
         let _ = self.copies.synchronize();
     }
-}
-
-fn bytes_of(tensor: &Tensor) -> usize {
-    tensor.elem_count() * tensor.dtype().size_in_bytes()
 }
