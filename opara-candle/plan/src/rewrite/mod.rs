@@ -18,14 +18,17 @@ mod matched;
 mod outcome;
 mod over_capacity;
 mod pairs;
+mod parts;
 mod region;
 pub mod rules;
+mod run;
 mod scores;
 mod several;
 mod stretch;
 #[cfg(test)]
 mod tests;
 mod tokens;
+mod whole;
 
 pub use changes::Changes;
 pub use compute::{ByPosition, Compute, Convolution, ProductEnd, Step};
@@ -35,5 +38,6 @@ pub use growth::{Cache, Counted, Grown, Growth, Inputs, Recorded, Source};
 pub use item::{first_item, Item};
 pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};
-pub use region::{regions, whole, whole_with, Opaque, Region, Whole};
+pub use region::{regions, Region};
 pub use scores::{Mask, Scores};
+pub use whole::{whole, whole_with, Opaque, Whole};
