@@ -5,7 +5,8 @@ use hashbrown::{HashMap, HashSet};
 use opara_plan::rewrite::Opaque;
 
 use super::capture::Capture;
-use super::driver::{opaque_launch, KernelNode, LaunchNode};
+use super::driver::{opaque_launch, HeldLaunch, KernelNode, LaunchNode};
+use super::kernels::known;
 use super::launches::CapturedLaunch;
 use crate::trace::{AccessMode, BufferId, Element, Function, Op, OpId, Role};
 use crate::Result;
@@ -14,6 +15,8 @@ use crate::Result;
 #[derive(Default)]
 pub(super) struct OpaqueLaunches {
     pub known: HashMap<OpId, Opaque>,
+    /// Who reads their numbers keeps these.
+    pub held: Vec<HeldLaunch>,
     /// Why others are not known so far.
     pub refused: HashMap<OpId, &'static str>,
 }
@@ -32,14 +35,17 @@ pub(super) fn opaque_launches(captured: &mut Capture) -> Result<OpaqueLaunches> 
             let is_new = |buffer: BufferId| {
                 matches!(trace.buffers[buffer].role, Role::Intermediate | Role::Output(_)) && !written.contains(&buffer)
             };
-            match result_of(op, recorded, is_new) {
+            // What the catalogue knows of a kernel's effects stays so.
+            let has_effects = known(&kernel.name, &kernel.arguments, &kernel.launch, kernel.code).is_some();
+            match result_of(op, recorded, has_effects, is_new) {
                 Ok(result) => match opaque(op, recorded, kernel, result, &external)? {
-                    Some(mut opaque) => {
+                    Some((mut opaque, held)) => {
+                        found.held.push(held);
                         if let Role::Output(i) = trace.buffers[opaque.writes].role {
                             opaque.element = outputs.get(i).and_then(|output| element_of(output.dtype));
                         }
                         let accesses = op.accesses.iter_mut().enumerate();
-                        accesses.for_each(|(at, access)| {
+                        accesses.filter(|_| !has_effects).for_each(|(at, access)| {
                             access.mode = if at == result { AccessMode::Write } else { AccessMode::Read };
                         });
                         found.known.insert(at, opaque);
@@ -59,19 +65,26 @@ pub(super) fn opaque_launches(captured: &mut Capture) -> Result<OpaqueLaunches> 
     Ok(found)
 }
 
-/// The access that is the result of a launch: the only one to a buffer that nothing has written before.
+/// The access that is the result of a launch: the only one to a buffer that nothing has written before. If the kernel's effects are known, the
+/// only one that writes, to such a buffer.
 fn result_of(
     op: &Op,
     recorded: &CapturedLaunch,
+    has_effects: bool,
     is_new: impl Fn(BufferId) -> bool,
 ) -> std::result::Result<usize, &'static str> {
     if recorded.words().len() != op.accesses.len() {
         return Err("which of its arguments are pointers is not known");
     }
-    let new: Vec<usize> = (0..op.accesses.len()).filter(|&at| is_new(op.accesses[at].buffer)).collect();
-    match new[..] {
-        [at] if op.accesses[at].mode.writes() => Ok(at),
-        [] => Err("it writes to a tensor that was written before: let it write to a new one"),
+    let may_be = |at: &usize| match has_effects {
+        true => op.accesses[*at].mode.writes(),
+        false => is_new(op.accesses[*at].buffer),
+    };
+    let results: Vec<usize> = (0..op.accesses.len()).filter(may_be).collect();
+    match results[..] {
+        [at] if op.accesses[at].mode.writes() && is_new(op.accesses[at].buffer) => Ok(at),
+        [] | [_] => Err("it writes to a tensor that was written before: let it write to a new one"),
+        _ if has_effects => Err("it writes to several tensors: let it write to one"),
         _ => Err("which of several new tensors is its result is not known: let it write to one"),
     }
 }
@@ -83,7 +96,7 @@ fn opaque(
     kernel: &KernelNode,
     result: usize,
     external: &HashMap<BufferId, u64>,
-) -> Result<Option<Opaque>> {
+) -> Result<Option<(Opaque, HeldLaunch)>> {
     let words = recorded.words();
     let values: HashMap<usize, u64> = kernel.arguments.words().collect();
     // Bytes from a buffer's start.
@@ -97,7 +110,8 @@ fn opaque(
     let (Some(reads), Some(0)) = (reads, delta(result)) else { return Ok(None) };
     let of_reads: Vec<usize> = others().map(|at| words[at]).collect();
     let number = opaque_launch(kernel, &of_reads, words[result])?;
-    Ok(number.map(|number| Opaque { number, reads, writes: op.accesses[result].buffer, element: None }))
+    let writes = op.accesses[result].buffer;
+    Ok(number.map(|(number, held)| (Opaque { number, reads, writes, element: None }, held)))
 }
 
 /// The type of elements of candle's.

@@ -9,7 +9,7 @@ use opara_plan::rewrite::{whole_with, Graph, Value, Whole};
 use parking_lot::Mutex;
 
 use super::capture::{capture, Capture};
-use super::driver::{copy_of, CapturedGraph, CapturedWork, LaunchNode};
+use super::driver::{copy_of, CapturedGraph, CapturedWork, HeldLaunch, LaunchNode};
 use super::lift::lift;
 use super::opaque::{opaque_launches, OpaqueLaunches};
 use super::target::Target;
@@ -33,6 +33,8 @@ pub(crate) struct WholePass {
     pub shapes: Vec<Shape>,
     /// For each node of the graph the launch that it was made for: its name and its scope.
     pub launches: Vec<[String; 2]>,
+    /// The launches of kernels without a meaning, which the graph has by numbers.
+    pub held: Vec<HeldLaunch>,
     /// Has what the module dropped of older tensors, which the pass has read. Dropped before the device, whose kernels it names.
     _graphs: Vec<Arc<Mutex<CapturedGraph>>>,
     device: Device,
@@ -65,11 +67,11 @@ impl WholePass {
             let mut captured = capture(&stream, &device, &pool, &function, &arguments, inputs.len())?;
             lift(&mut captured.trace, &captured.launches.get_mut().of);
             let opaque = opaque_launches(&mut captured)?;
-            Self::read(captured, &opaque, device)
+            Self::read(captured, opaque, device)
         })
     }
 
-    fn read(captured: Capture, opaque: &OpaqueLaunches, device: Device) -> Result<Self> {
+    fn read(captured: Capture, opaque: OpaqueLaunches, device: Device) -> Result<Self> {
         let trace = &captured.trace;
         let kept = captured.kept.iter().map(|&(_, buffer)| buffer);
         let Whole { mut graph, overwritten, kept, origins } = whole_with(trace, kept, &opaque.known).map_err(|at| {
@@ -110,7 +112,7 @@ impl WholePass {
         let launch = |op: &usize| [trace.ops[*op].name.to_string(), trace.ops[*op].label.clone()];
         let launches = origins.iter().map(launch).collect();
         let graphs = captured.launches.lock().graphs.clone();
-        Ok(Self { graph, overwritten, kept, places, shapes, launches, device, _graphs: graphs })
+        Ok(Self { graph, overwritten, kept, places, shapes, launches, held: opaque.held, device, _graphs: graphs })
     }
 
     /// A copy of what the module has as an input of the graph, as one row; `None` if that is an argument.

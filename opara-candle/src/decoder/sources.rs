@@ -6,7 +6,7 @@ use opara_plan::trace::{Element, Function};
 
 use super::counted::{Counted, Numbers};
 use super::known::refused;
-use crate::cuda::driver::opaque_name;
+use crate::cuda::driver::{opaque_name, HeldLaunch};
 use crate::cuda::{Place, WholePass};
 use crate::rewrite::evaluate::{arranged_bytes, evaluate_joined, Arithmetic};
 use crate::rewrite::join::join;
@@ -26,6 +26,8 @@ pub(super) struct Common {
     /// Where the states begin among the tensors of a text.
     states: usize,
     capacity: usize,
+    /// The launches that it has by numbers.
+    _held: Vec<HeldLaunch>,
 }
 
 /// An input of the common step.
@@ -96,7 +98,8 @@ impl Common {
         };
         let joined = join(&growth.graph, &sources.iter().map(weight).collect::<Vec<_>>())?;
         let shape = pass.shapes.first().cloned().unwrap_or_else(|| Shape::from(()));
-        Ok(Self { growth: growth.clone(), recorded: recorded.clone(), sources, joined, shape, each, states, capacity })
+        let (growth, recorded, _held) = (growth.clone(), recorded.clone(), pass.held.clone());
+        Ok(Self { growth, recorded, sources, joined, shape, each, states, capacity, _held })
     }
 
     /// How many tokens a text may have.

@@ -47,7 +47,7 @@ pub(super) use kernel::KernelNode;
 pub(crate) use memory::address_of;
 pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use opaque::opaque_launch;
-pub(crate) use opaque::{launch_opaque, opaque_difference, opaque_name};
+pub(crate) use opaque::{launch_opaque, opaque_difference, opaque_name, HeldLaunch};
 #[cfg(feature = "faults")]
 pub use opara_interpose::faults;
 pub(crate) use opara_interpose::unwatched;

@@ -1,7 +1,10 @@
 //! Launches of kernels of which nobody knows what they compute, with other operands.
 
+use std::sync::{Arc, LazyLock, Weak};
+
 use candle::Tensor;
 use cudarc::driver::sys::{self, CUkernelNodeAttrID, CUkernelNodeAttrValue};
+use hashbrown::HashMap;
 use parking_lot::Mutex;
 
 use super::kernel::KernelNode;
@@ -10,7 +13,6 @@ use super::{check, get, Arguments};
 use crate::{Error, Result};
 
 /// A launch whose pointers to operands are null.
-#[derive(Clone)]
 struct OpaqueLaunch {
     kernel: KernelNode,
     /// Offsets of the pointers to what it reads.
@@ -19,8 +21,14 @@ struct OpaqueLaunch {
     result: usize,
 }
 
-// SAFETY: the driver's handles may be used from any thread whose context is current; the node of the capture is not used.
+// SAFETY: the driver's handles may be used from any thread whose context is current; the node of the capture is not used. Nothing of a
+// launch changes once it is made.
 unsafe impl Send for OpaqueLaunch {}
+unsafe impl Sync for OpaqueLaunch {}
+
+/// Keeps a launch known by its number.
+#[derive(Clone)]
+pub(crate) struct HeldLaunch(#[expect(dead_code, reason = "is held, not read")] Arc<OpaqueLaunch>);
 
 impl OpaqueLaunch {
     fn is_same(&self, other: &Self) -> bool {
@@ -29,15 +37,46 @@ impl OpaqueLaunch {
     }
 }
 
-/// All of the process, which are few: a number tells a launch from others.
-static LAUNCHES: Mutex<Vec<OpaqueLaunch>> = Mutex::new(Vec::new());
+/// The launches that are held, by numbers that no others had.
+#[derive(Default)]
+struct Numbered {
+    of: HashMap<u64, Weak<OpaqueLaunch>>,
+    next: u64,
+}
+
+impl Numbered {
+    fn get(&self, number: u64) -> Option<Arc<OpaqueLaunch>> {
+        self.of.get(&number)?.upgrade()
+    }
+
+    /// The number of a launch: that of the same one, if it is held.
+    fn number(&mut self, launch: OpaqueLaunch) -> (u64, HeldLaunch) {
+        let mut held = self.of.iter().filter_map(|(number, of)| Some((*number, of.upgrade()?)));
+        if let Some((number, known)) = held.find(|(_, of)| of.is_same(&launch)) {
+            return (number, HeldLaunch(known));
+        }
+        drop(held);
+        self.of.retain(|_, of| of.strong_count() > 0);
+        let (number, launch) = (self.next, Arc::new(launch));
+        self.next += 1;
+        self.of.insert(number, Arc::downgrade(&launch));
+        (number, HeldLaunch(launch))
+    }
+}
+
+/// Those of the process: a number tells a launch from others.
+static LAUNCHES: LazyLock<Mutex<Numbered>> = LazyLock::new(Mutex::default);
 
 /// The number of a launch that reads through the pointers at these offsets, and writes its result through another one: that of all
 /// launches of the same kernel with the same other arguments. `None` of blocks that wait for each other, or share memory.
 ///
 /// # Errors
 /// A failed driver call.
-pub(in crate::cuda) fn opaque_launch(kernel: &KernelNode, reads: &[usize], result: usize) -> Result<Option<u64>> {
+pub(in crate::cuda) fn opaque_launch(
+    kernel: &KernelNode,
+    reads: &[usize],
+    result: usize,
+) -> Result<Option<(u64, HeldLaunch)>> {
     if kernel.template.is_null() || has_groups(kernel)? {
         return Ok(None);
     }
@@ -45,12 +84,7 @@ pub(in crate::cuda) fn opaque_launch(kernel: &KernelNode, reads: &[usize], resul
     kernel.template = std::ptr::null_mut();
     reads.iter().chain([&result]).for_each(|&word| kernel.arguments.set_word(word, 0));
     let launch = OpaqueLaunch { kernel, reads: reads.to_vec(), result };
-    let mut all = LAUNCHES.lock();
-    let known = all.iter().position(|of| of.is_same(&launch));
-    Ok(Some(known.unwrap_or_else(|| {
-        all.push(launch);
-        all.len() - 1
-    }) as u64))
+    Ok(Some(LAUNCHES.lock().number(launch)))
 }
 
 /// Do blocks of a captured launch depend on each other?
@@ -71,13 +105,13 @@ fn has_groups(kernel: &KernelNode) -> Result<bool> {
 
 /// The name of a launch's kernel.
 pub(crate) fn opaque_name(number: u64) -> String {
-    LAUNCHES.lock().get(number as usize).map_or_else(String::new, |of| of.kernel.name.to_string())
+    LAUNCHES.lock().get(number).map_or_else(String::new, |of| of.kernel.name.to_string())
 }
 
 /// In what two launches differ.
 pub(crate) fn opaque_difference(a: u64, b: u64) -> String {
     let all = LAUNCHES.lock();
-    let [Some(a), Some(b)] = [a, b].map(|number| all.get(number as usize)) else { return "kernel".into() };
+    let [Some(a), Some(b)] = [a, b].map(|number| all.get(number)) else { return "kernel".into() };
     if a.kernel.launch != b.kernel.launch {
         return "number of blocks or threads".into();
     }
@@ -94,15 +128,14 @@ pub(crate) fn opaque_difference(a: u64, b: u64) -> String {
 /// # Errors
 /// Operands that are not on a CUDA device, and a failed launch.
 pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> Result<()> {
-    // Copied, so that no other thread waits for the driver's calls.
-    let of = LAUNCHES.lock().get(number as usize).filter(|of| of.reads.len() == reads.len()).cloned();
-    let Some(OpaqueLaunch { mut kernel, reads: words, result: word }) = of else {
-        return Err(Error::Internal { message: "there is no such launch".into() });
-    };
-    for (word, tensor) in words.into_iter().zip(reads) {
+    // No other thread waits for the driver's calls.
+    let of = LAUNCHES.lock().get(number).filter(|of| of.reads.len() == reads.len());
+    let Some(of) = of else { return Err(Error::Internal { message: "there is no such launch".into() }) };
+    let mut kernel = of.kernel.clone();
+    for (&word, tensor) in of.reads.iter().zip(reads) {
         kernel.arguments.set_word(word, address_of(tensor)?);
     }
-    kernel.arguments.set_word(word, address_of(result)?);
+    kernel.arguments.set_word(of.result, address_of(result)?);
     let stream = result.device().as_cuda_device()?.cuda_stream();
     stream.context().bind_to_thread().map_err(super::wrap("cuCtxSetCurrent"))?;
     let (function, launch) = (kernel.params.func, kernel.launch);
