@@ -9,6 +9,7 @@ use super::evaluate::{last_readers, Arithmetic};
 use super::evaluation::Evaluation;
 use super::operators::compute;
 use super::set::{in_one_row, nearby, runs_for, Set, ENOUGH, NEARBY};
+use super::verdicts::Verdict;
 
 /// As many numbers tell errors apart of nodes whose rows each share an error.
 const ENOUGH_OF_ROWS: usize = 4 * ENOUGH;
@@ -44,7 +45,20 @@ impl<'a> Candles<'a> {
 
     /// Holds a changed node against double precision: see [`verdict`]. Nodes that come later are computed from there. What follows is off
     /// by `noise` ([`compare_beside`]).
-    pub fn judge(&mut self, changed: &Graph, at: usize, noise: f64) -> Result<std::result::Result<Compared, String>> {
+    pub fn judge(&mut self, changed: &Graph, at: usize, noise: f64) -> Result<Verdict> {
+        let (node, verdicts) = (&changed.nodes[at], &self.set.verdicts);
+        if noise > 0. {
+            return self.judge_anew(changed, at, noise);
+        }
+        if let Some(known) = verdicts.find(at, node) {
+            return Ok(known);
+        }
+        let verdict = self.judge_anew(changed, at, noise)?;
+        verdicts.keep(at, node, &verdict);
+        Ok(verdict)
+    }
+
+    fn judge_anew(&mut self, changed: &Graph, at: usize, noise: f64) -> Result<Verdict> {
         if self.computed == 0 || at + 1 < self.computed {
             (self.typed, self.computed) = (typed(self.original, self.set), 0);
             self.last_readers = last_readers(self.original);
@@ -88,7 +102,7 @@ fn verdict(
     typed: &mut Evaluation,
     set: &Set,
     noise: f64,
-) -> Result<std::result::Result<Compared, String>> {
+) -> Result<Verdict> {
     let constant = changed.constant();
     let has_others = |value: &Value| !changed.is_constant(*value, &constant) && changed.element(*value).is_float();
     let operands: HashSet<Value> = changed.nodes[at].operands.iter().map(|operand| operand.value).collect();

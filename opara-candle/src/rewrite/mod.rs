@@ -34,4 +34,5 @@ mod strided;
 #[cfg(test)]
 mod tests;
 mod transposed;
+mod verdicts;
 mod windows;

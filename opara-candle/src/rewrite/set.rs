@@ -9,6 +9,7 @@ use opara_plan::rewrite::{Graph, Input, Item, ProductPrecision};
 
 use super::accuracy::{compare, has_no_finite, Scatter};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
+use super::verdicts::Verdicts;
 
 /// The operands and results of a run.
 pub(crate) struct Set {
@@ -22,6 +23,8 @@ pub(crate) struct Set {
     pub(super) item: Option<Item>,
     /// How candle's errors of each output scatter, if that was asked for.
     pub(super) scatter: OnceCell<Vec<Option<Scatter>>>,
+    /// What was said of nodes on its operands.
+    pub(super) verdicts: Verdicts,
 }
 
 /// A run on some operands.
@@ -50,7 +53,8 @@ impl Set {
     }
 
     pub(super) fn of(numbers: Numbers, run: Run) -> Self {
-        Self { runs: vec![run], numbers, recorded: None, item: None, scatter: OnceCell::new() }
+        let (recorded, item, scatter, verdicts) = (None, None, OnceCell::new(), Verdicts::default());
+        Self { runs: vec![run], numbers, recorded, item, scatter, verdicts }
     }
 
     /// Of a run of several items that gave these outputs, by the first of them: double precision takes a part of the time. All are
