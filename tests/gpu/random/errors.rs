@@ -73,7 +73,7 @@ impl Errors {
 }
 
 /// Half the distance from one to the next number.
-fn unit(dtype: DType) -> f64 {
+pub fn unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-11),
         DType::BF16 => 2f64.powi(-8),

@@ -6,12 +6,16 @@ use std::time::Instant;
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::{Mode, OparaExecutor};
 
-use super::errors::Errors;
+use super::errors::{unit, Errors};
 use super::{Kind, Random, KINDS};
 use crate::common::differing;
 
 /// On how many inputs a module is judged whose errors on one are too large.
 const INPUTS_OF_DOUBT: u64 = 16;
+
+/// Results that differ by no more than this part of their size are one result: their errors are the same, and say no more together. So it is
+/// where all of an input vanishes, in zeros or beside a norm's epsilon.
+const ALIKE: f64 = 1e-6;
 
 /// What was found wrong, and how much was judged.
 #[derive(Default)]
@@ -55,21 +59,26 @@ impl Verdicts {
     }
 
     fn judge(&mut self, modules: &[Random], device: &Device) -> anyhow::Result<()> {
-        let group = self.group(modules, device)?;
+        let group = self.group(modules, device, None)?;
         for at in 0..3 {
             let kinds: Vec<&str> = modules.iter().map(|module| module.kind_of_inputs(at)).collect();
-            let asked = group.ask(self, &kinds, at as u64)?;
+            let mut parts = vec![0.; modules.len()];
+            let asked = group.ask(self, &kinds, at as u64, &parts)?;
             let doubted = self.failing(&kinds, &asked, &group)?;
             if doubted.is_empty() {
                 continue;
             }
             let mut errors: Vec<Errors> = doubted.iter().map(|(_, errors)| *errors).collect();
             for more in 1..INPUTS_OF_DOUBT {
-                let asked = group.ask(self, &kinds, 1000 * more + at as u64)?;
+                let others = group.ask(self, &kinds, 1000 * more + at as u64, &parts)?;
                 for (errors, (of, _)) in errors.iter_mut().zip(&doubted) {
-                    match asked[*of].errors(&modules[*of])? {
+                    let (first, other, module) = (&asked[*of], &others[*of], &modules[*of]);
+                    if parts[*of] == 0. && are_alike(&first.in_double(module)?, &other.in_double(module)?)? {
+                        parts[*of] = module.part();
+                    }
+                    match other.errors(module)? {
                         Ok(other) => *errors = errors.and(other),
-                        Err(reason) => self.fail(&modules[*of], kinds[*of], &reason),
+                        Err(reason) => self.fail(module, kinds[*of], &reason),
                     }
                 }
             }
@@ -79,6 +88,7 @@ impl Verdicts {
                 println!("DOUBT seed {}, {}: {one}; then {errors:?}", modules[*of].seed, kinds[*of]);
                 if let Some(reason) = errors.reason(room) {
                     self.fail(&modules[*of], kinds[*of], &format!("on {INPUTS_OF_DOUBT} inputs {reason}"));
+                    explain(&modules[*of], kinds[*of], (at as u64, parts[*of]), device)?;
                 }
             }
         }
@@ -96,7 +106,12 @@ impl Verdicts {
         made
     }
 
-    fn group<'a>(&mut self, modules: &'a [Random], device: &'a Device) -> anyhow::Result<Group<'a>> {
+    fn group<'a>(
+        &mut self,
+        modules: &'a [Random],
+        device: &'a Device,
+        without: Option<&str>,
+    ) -> anyhow::Result<Group<'a>> {
         let built: Vec<Tensor> =
             modules.iter().map(|module| module.inputs(1, "plain", device)).collect::<Result<Vec<_>>>()?.concat();
         let of = modules.to_vec();
@@ -107,7 +122,8 @@ impl Verdicts {
         let fuses = modules[0].seed.is_multiple_of(64);
         let builder = || OparaExecutor::builder().benchmark_challengers(false).cache_folder(None).fuse(fuses);
         let exact = self.timed("build exact", || builder().build_fn(forward.clone(), &built))?;
-        let accurate = self.timed("build accurate", || builder().accurate().build_fn(forward, &built))?;
+        let rewritten = without.into_iter().fold(builder().accurate(), |builder, rule| builder.without_rule(rule));
+        let accurate = self.timed("build accurate", || rewritten.build_fn(forward, &built))?;
         if exact.report().mode() != Mode::Graph {
             let all: Vec<String> = modules.iter().map(Random::said).collect();
             self.failed.push(format!("{}\n  is not replayed: {:?}", all.join("\n"), exact.report().reason()));
@@ -169,19 +185,30 @@ struct Answer {
 impl Answer {
     /// The errors beside double precision; the inner error says which element is wrong.
     fn errors(&self, module: &Random) -> Result<std::result::Result<Errors, String>> {
-        let wide =
-            [self.inputs[0].to_device(&Device::Cpu)?.to_dtype(DType::F64)?, self.inputs[1].to_device(&Device::Cpu)?];
         // Exponentials that are all zeros have no shares in candle; here they are those of the same scores without a large number.
         let mends = ["without a maximum", "factors"].iter().any(|name| module.said().contains(name));
-        Errors::of(module.dtype, mends, [&module.run(&wide, true)?.1, &self.candle, &self.accurate])
+        Errors::of(module.dtype, mends, [&self.in_double(module)?, &self.candle, &self.accurate])
+    }
+
+    fn in_double(&self, module: &Random) -> Result<Tensor> {
+        let wide =
+            [self.inputs[0].to_device(&Device::Cpu)?.to_dtype(DType::F64)?, self.inputs[1].to_device(&Device::Cpu)?];
+        Ok(module.run(&wide, true)?.1)
     }
 }
 
 impl Group<'_> {
-    /// The answers of all modules for inputs of these kinds.
-    fn ask(&self, verdicts: &mut Verdicts, kinds: &[&str], number: u64) -> anyhow::Result<Vec<Answer>> {
-        let inputs = self.modules.iter().zip(kinds);
-        let inputs = inputs.map(|(module, kind)| module.inputs(17 + module.seed + number, kind, self.device));
+    /// The answers of all modules for inputs of these kinds, each moved by noise of a part.
+    fn ask(&self, verdicts: &mut Verdicts, kinds: &[&str], number: u64, parts: &[f64]) -> anyhow::Result<Vec<Answer>> {
+        let inputs = self.modules.iter().zip(kinds).zip(parts).map(|((module, kind), part)| {
+            let inputs = module.inputs(17 + module.seed + number, kind, self.device)?;
+            if *part == 0. {
+                return Ok(inputs);
+            }
+            let plain = module.inputs(18 + module.seed + number, "plain", self.device)?;
+            let moved = (inputs[0].to_dtype(DType::F32)? + (plain[0].to_dtype(DType::F32)? * *part)?)?;
+            Ok(vec![moved.to_dtype(module.dtype)?, inputs[1].clone()])
+        });
         let inputs = inputs.collect::<Result<Vec<_>>>()?;
         let all = inputs.concat();
         let [exact, accurate] = [&self.exact, &self.accurate].map(|of| verdicts.timed("calls", || of.call(&all)));
@@ -196,7 +223,36 @@ impl Group<'_> {
     }
 }
 
+/// Are two results one, but for what no rounding shows?
+fn are_alike(one: &Tensor, other: &Tensor) -> Result<bool> {
+    let size = one.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
+    let apart = (one - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
+    Ok(apart <= ALIKE * size)
+}
+
+/// Prints what a failing module's errors are by itself, and without each of its rules: that whose absence mends it is to be looked at.
+fn explain(module: &Random, kind: &str, (number, part): (u64, f64), device: &Device) -> anyhow::Result<()> {
+    let (modules, mut verdicts) = (std::slice::from_ref(module), Verdicts::default());
+    let alone = verdicts.group(modules, device, None)?;
+    let rules: Vec<&'static str> = alone.accurate.report().rewrites().iter().map(|rewrite| rewrite.rule).collect();
+    let mut print = |group: &Group, without: &str| -> anyhow::Result<()> {
+        let answers = group.ask(&mut Verdicts::default(), &[kind], number, &[part])?;
+        println!("EXPLAINED seed {}, without {without}: {:?}", module.seed, answers[0].errors(module)?);
+        Ok(())
+    };
+    print(&alone, "nothing")?;
+    for rule in rules {
+        print(&verdicts.group(modules, device, Some(rule))?, rule)?;
+    }
+    Ok(())
+}
+
 impl Random {
+    /// A part of plain inputs that moves results by more than a rounding, and leaves what vanishes beside a norm's epsilon small.
+    fn part(&self) -> f64 {
+        (16. * unit(self.dtype)).max(2f64.powi(-14))
+    }
+
     /// Whether results on inputs of this kind tell errors.
     fn tells(&self, kind: &str) -> bool {
         let said = self.said();
@@ -216,8 +272,6 @@ impl Random {
         match (kind, self.dtype) {
             // The few rows in which two keys come close decide; and the few numbers of many that a clamp leaves as they are.
             ("large", _) if ["attention", "relu6"].iter().any(|name| self.said().contains(name)) => 4.,
-            // They vanish beside a norm's epsilon: all inputs give one result, whose roundings may be unlucky.
-            ("denormal", DType::F32) => 1.5,
             // Where sums cancel, products of f32 show the two bits that three products of TF32 leave out.
             ("few" | "a large mean", DType::F32) => 2.,
             _ => 1.,
