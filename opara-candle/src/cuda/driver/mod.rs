@@ -7,6 +7,7 @@
 
 mod allocation;
 mod arguments;
+mod block_product;
 mod bound;
 mod capture;
 mod captured_graph;
@@ -37,6 +38,7 @@ mod written_memory;
 
 pub(super) use allocation::AllocationTable;
 pub(super) use arguments::Arguments;
+pub(crate) use block_product::block_product;
 pub(super) use capture::Broken;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Flush, Watch};

@@ -60,3 +60,28 @@ fn products_of_every_type_are_those_with_the_elements() -> Result<()> {
     }
     Ok(())
 }
+
+/// Products of many rows with blocks that lie anywhere are candle's with its own copy of the weight, bit for bit.
+#[cfg(feature = "cuda")]
+#[test]
+fn products_of_many_rows_are_candles() -> Result<()> {
+    use candle::quantized::{QMatMul, QStorage};
+    use candle::Module;
+
+    use crate::cuda::driver::block_product;
+
+    let Some(device) = crate::test_device::gpu() else { return Ok(()) };
+    for dtype in BLOCK_TYPES {
+        for (rows, out) in [(9, 128), (32, 70), (130, 300)] {
+            let weight = (Tensor::randn(0f32, 1., (out, INNER as usize), &Device::Cpu)? * 0.05)?;
+            let data = QTensor::quantize(&weight, dtype)?.data()?.into_owned();
+            let blocks = Tensor::from_vec(data.clone(), (out, data.len() / out), &device)?;
+            let x = Tensor::randn(0f32, 1., (rows, INNER as usize), &device)?;
+            let storage = QStorage::from_data(data.into(), &device, dtype)?;
+            let expected = QMatMul::from_qtensor(QTensor::new(storage, weight.shape())?)?.forward(&x)?;
+            let given = block_product(&x, &blocks, dtype)?.expect("candle has a kernel for each of these types");
+            assert_eq!(given.to_vec2::<f32>()?, expected.to_vec2::<f32>()?, "{dtype:?}, {rows} rows");
+        }
+    }
+    Ok(())
+}

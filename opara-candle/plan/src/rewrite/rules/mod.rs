@@ -34,6 +34,7 @@ use std::sync::LazyLock;
 use hashbrown::HashSet;
 
 use self::facts::Facts;
+pub use self::quantized::QUANTIZED_ROWS;
 pub use self::rule::Rule;
 use super::graph::Graph;
 

@@ -22,7 +22,7 @@ pub(super) const RULES: [Rule; 5] = [
 ];
 
 /// Rows that the kernels take.
-const FEW: u64 = 8;
+pub const QUANTIZED_ROWS: u64 = 8;
 
 /// The largest group of elements that share a scale, in a row of the weight.
 const GROUP: u64 = 32;
@@ -31,7 +31,7 @@ fn use_own(found: &Found) -> Option<Node> {
     let Function::QuantizedProduct(blocks) = *found.facts.recorded(found.at)? else { return None };
     let [x, weight] = &found.root().operands[..] else { return None };
     let [rows, inner] = x.dims[..] else { return None };
-    let fits = rows.len <= FEW && inner.len.is_multiple_of(GROUP) && found.facts.is_constant(weight);
+    let fits = rows.len <= QUANTIZED_ROWS && inner.len.is_multiple_of(GROUP) && found.facts.is_constant(weight);
     let is_typed = found.facts.have_type_of(found.root(), [x]);
     let compute = Compute::QuantizedProduct { blocks, norm: None, end: ProductEnd::Nothing };
     (fits && is_typed).then(|| found.replace_by(compute, found.root().operands.clone()))
