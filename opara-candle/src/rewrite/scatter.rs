@@ -1,11 +1,10 @@
 //! How candle's errors scatter: the same run on operands that are moved by a rounding.
 
 use candle::{DType, Result, Tensor};
-use opara_plan::rewrite::{Compute, Graph, Input, Node};
-use opara_plan::trace::{Element, Function};
+use opara_plan::rewrite::{Graph, Input};
 
 use super::accuracy::{compare, distance, errors, unit, Scatter};
-use super::set::{inputs_of, joined, nearby, varies, Run, Set};
+use super::set::{has_convolutions_of_f32, inputs_of, nearby, varies, Run, Set};
 
 impl Set {
     /// How candle's errors of this output scatter; `None` if its numbers are of other kinds on moved operands. Without memory for it,
@@ -18,14 +17,7 @@ impl Set {
     fn scattered(&self, graph: &Graph) -> Result<Vec<Option<Scatter>>> {
         /// Four errors differ by about twice their standard deviation.
         const MOVED: usize = 3;
-        // Convolutions of f32 round to TF32, some of candle's at least. Others stand for candle's as one for all groups.
-        let is_rounded = |node: &Node| {
-            node.element == Element::F32 && matches!(node.compute, Compute::Recorded(Function::Convolution(_)))
-        };
-        let (graph, least) = match graph.nodes.iter().any(is_rounded) {
-            true => (graph.clone(), unit(DType::F16)),
-            false => (joined(graph), 0.),
-        };
+        let least = if has_convolutions_of_f32(graph) { unit(DType::F16) } else { 0. };
         if !graph.inputs.iter().any(varies) {
             return Ok(Vec::new());
         }
@@ -35,7 +27,7 @@ impl Set {
             let moved = self.runs.iter().map(|run| {
                 let inputs =
                     self.item.as_ref().map_or_else(|| Ok(run.inputs.clone()), |item| inputs_of(item, &run.inputs))?;
-                Run::computed(&graph, moved(&graph, &inputs, (number, least))?, self.numbers)
+                Run::computed(graph, moved(graph, &inputs, (number, least))?, self.numbers)
             });
             let moved = Self { runs: moved.collect::<Result<_>>()?, ..Self::of(self.numbers, Run::default()) };
             all.push(moved.outputs()?);

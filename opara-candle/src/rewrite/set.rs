@@ -5,7 +5,8 @@ use std::cell::OnceCell;
 use candle::{DType, Device, Result, Tensor};
 use hashbrown::HashSet;
 use opara_plan::rewrite::rules::{self, RULES};
-use opara_plan::rewrite::{Graph, Input, Item, ProductPrecision};
+use opara_plan::rewrite::{Compute, Graph, Input, Item, Node, ProductPrecision};
+use opara_plan::trace::{Element, Function};
 
 use super::accuracy::{compare, has_no_finite, Scatter};
 use super::evaluate::{evaluate, Arithmetic, Numbers};
@@ -123,9 +124,12 @@ impl Set {
 }
 
 impl Run {
-    /// By candle's operators.
+    /// By candle's operators. Convolutions of groups are one each, unless candle's may round to TF32: EfficientViT's 17,000 took 18 s.
     pub(super) fn computed(graph: &Graph, inputs: Vec<Tensor>, numbers: Numbers) -> Result<Self> {
-        let candle = evaluate(graph, &inputs, Arithmetic::Typed, numbers)?;
+        let candle = match has_convolutions_of_f32(graph) {
+            true => evaluate(graph, &inputs, Arithmetic::Typed, numbers)?,
+            false => evaluate(&joined(graph), &inputs, Arithmetic::Typed, numbers)?,
+        };
         let references = in_double_precision(graph, &inputs, numbers)?;
         Ok(Self { inputs, candle, references })
     }
@@ -227,6 +231,14 @@ const AT_MOST_IN_ALL: usize = 1 << 24;
 fn in_double_precision(graph: &Graph, inputs: &[Tensor], numbers: Numbers) -> Result<Vec<Tensor>> {
     let arithmetic = Arithmetic::In(DType::F64);
     evaluate(&joined(graph), inputs, arithmetic, numbers).or_else(|_| evaluate(graph, inputs, arithmetic, numbers))
+}
+
+/// Convolutions of f32 round to TF32, some of candle's at least.
+pub(super) fn has_convolutions_of_f32(graph: &Graph) -> bool {
+    let is_rounded = |node: &Node| {
+        node.element == Element::F32 && matches!(node.compute, Compute::Recorded(Function::Convolution(_)))
+    };
+    graph.nodes.iter().any(is_rounded)
 }
 
 /// The graph with grouped convolutions as one each, and nothing else changed. They stand for candle's, so they do not round to TF32.

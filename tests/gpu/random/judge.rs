@@ -235,7 +235,7 @@ fn explain(module: &Random, kind: &str, (number, part): (u64, f64), device: &Dev
     let (modules, mut verdicts) = (std::slice::from_ref(module), Verdicts::default());
     let alone = verdicts.group(modules, device, None)?;
     let rules: Vec<&'static str> = alone.accurate.report().rewrites().iter().map(|rewrite| rewrite.rule).collect();
-    let mut print = |group: &Group, without: &str| -> anyhow::Result<()> {
+    let print = |group: &Group, without: &str| -> anyhow::Result<()> {
         let answers = group.ask(&mut Verdicts::default(), &[kind], number, &[part])?;
         println!("EXPLAINED seed {}, without {without}: {:?}", module.seed, answers[0].errors(module)?);
         Ok(())
