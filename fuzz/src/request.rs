@@ -50,9 +50,18 @@ const CALLS: [&str; 9] = [
     "inference.GRPCInferenceService/ModelStreamInfer",
 ];
 
-/// Routes of text-embeddings-inference.
-const OF_TEXTS: [&str; 8] =
-    ["/embed", "/embed_all", "/similarity", "/tokenize", "/decode", "/embed_sparse", "/predict", "/rerank"];
+/// Routes of text-embeddings-inference, and one of vLLM's.
+const OF_TEXTS: [&str; 9] = [
+    "/embed",
+    "/embed_all",
+    "/similarity",
+    "/tokenize",
+    "/decode",
+    "/embed_sparse",
+    "/predict",
+    "/rerank",
+    "/detokenize",
+];
 
 /// Encodings that a body claims to have.
 const ENCODINGS: [Option<&str>; 4] = [None, Some("gzip"), Some("deflate"), Some("identity")];

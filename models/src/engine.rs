@@ -5,6 +5,7 @@
 mod error;
 mod generate;
 mod graphs;
+mod likelihoods;
 mod reading;
 mod seat;
 mod sequence;
@@ -13,16 +14,18 @@ mod text_model;
 
 use std::sync::Arc;
 
-use opara_candle::ops::NO_TOKEN;
+use candle::Tensor;
 use opara_candle::{Builder, Mode, Report};
 
 pub use self::error::{Result, TextError};
-pub use self::sequence::{End, Listener, Request};
+pub use self::likelihoods::Likelihoods;
+pub use self::sequence::{End, Guidance, Listener, Request};
 pub use self::text_model::{Part, TextModel};
 /// How a text's tokens are drawn.
 pub use opara_candle::ops::Sampling;
 
 use self::graphs::Graphs;
+use self::likelihoods::of_rows;
 use self::reading::Reading;
 use self::seat::Seat;
 use self::sequence::Sequence;
@@ -145,17 +148,21 @@ impl<M: TextModel> Engine<M> {
     /// Those of [`Request::check`]; [`TextError::NoSlot`] where none is [free](Self::free); those of the device.
     pub fn add(&mut self, request: Request, mut listener: Box<dyn Listener>) -> Result<Id> {
         request.check(&**self.model())?;
-        let (slot, cached) = self.seat(&request.prompt, request.tenant)?;
+        if request.prompt_alternatives.is_some() && !M::IS_CAUSAL {
+            return Err(
+                candle::Error::msg("prompts have likelihoods where a token does not see those behind it").into()
+            );
+        }
+        // What is cached is not read again.
+        let known = if request.prompt_alternatives.is_some() { &[] } else { &request.prompt[..] };
+        let (slot, cached) = self.seat(known, request.tenant)?;
         self.added += 1;
         self.has_changed = true;
         let first = self.model().first_position(request.prompt.len());
         let seat = &mut self.seats[slot];
         (seat.used, seat.tenant, seat.kept) = (self.added, request.tenant, request.prompt[..cached].to_vec());
         listener.begin(cached);
-        match request.most {
-            0 => listener.end(End::Length),
-            _ => seat.sequence = Some(Sequence::new(request, listener, self.added, first, cached)),
-        }
+        seat.sequence = Sequence::new(request, listener, self.added, first, cached);
         Ok(Id(self.added))
     }
 
@@ -184,7 +191,7 @@ impl<M: TextModel> Engine<M> {
         if cached > 0 {
             // A copy that fails may have overwritten a part of it.
             self.seats[slot].kept.clear();
-            self.graphs.slots.copy(from, slot)?;
+            self.graphs.copy(from, slot)?;
         }
         Ok((slot, cached))
     }
@@ -241,7 +248,7 @@ impl<M: TextModel> Engine<M> {
             let Some(free) = free.filter(|_| self.graphs.bucket(self.live()) < self.graphs.bucket(last + 1)) else {
                 break;
             };
-            self.graphs.slots.copy(last, free)?;
+            self.graphs.copy(last, free)?;
             self.seats.swap(last, free);
             // The copy leaves the slot behind as it was.
             (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
@@ -258,8 +265,16 @@ impl<M: TextModel> Engine<M> {
         let (prompts, part) = (graphs.prompts, graphs.model.part());
         let from = (slot / prompts * prompts).min(seats.len() - prompts);
         let rows = &mut seats[from..from + prompts];
+        for (row, seat) in rows.iter_mut().enumerate() {
+            let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
+            let Some(best) = sequence.request.prompt_alternatives else { continue };
+            let read = sequence.part(part).0;
+            let logits = graphs.score(from + row, read, sequence.read)?;
+            let of = of_rows(&logits, &sequence.request.prompt[sequence.read + 1..], best)?;
+            sequence.listener.prompt_likelihoods(of);
+        }
         let parts: Vec<Reading> = rows.iter().map(|seat| seat.next(graphs)).collect::<Result<_>>()?;
-        let tokens = graphs.read(from, &parts)?;
+        let [tokens, logits] = graphs.read(from, &parts)?;
         drop(parts);
         self.has_changed = true;
         // Parts before the last ones are not waited for.
@@ -273,12 +288,11 @@ impl<M: TextModel> Engine<M> {
             }
             sequence.read += read.len();
             if is_last {
-                let token = tokens[row];
-                if sequence.has_marks() && token != NO_TOKEN {
-                    let seen = sequence.request.prompt.iter().copied().chain([token]);
-                    graphs.slots.set_seen(from + row, &graphs.marks(seen, sequence.barred())?)?;
+                let logits = told(sequence, &logits, row)?;
+                match sequence.take(tokens[row], logits.as_deref()) {
+                    true => seat.sequence = None,
+                    false => graphs.weigh(from + row, sequence)?,
                 }
-                seat.sequence.take_if(|sequence| sequence.take(token));
             }
         }
         Ok(())
@@ -286,13 +300,15 @@ impl<M: TextModel> Engine<M> {
 
     /// Adds tokens to the texts whose prompts were read.
     fn write(&mut self, mut returns: impl FnMut(usize) -> bool) -> Result<()> {
-        let (mut writing, mut left, mut reads, mut has_marks) = (Vec::new(), usize::MAX, false, false);
+        let (mut writing, mut left, mut reads) = (Vec::new(), usize::MAX, false);
+        let (mut is_weighed, mut is_stepwise) = (false, false);
         for (slot, seat) in self.seats.iter().enumerate() {
             match &seat.sequence {
                 Some(sequence) if sequence.writes() => {
                     writing.push(slot);
                     left = left.min(sequence.left());
-                    has_marks |= sequence.has_marks();
+                    is_weighed |= sequence.is_weighed();
+                    is_stepwise |= sequence.is_stepwise();
                 }
                 Some(_) => reads = true,
                 None => {}
@@ -306,16 +322,42 @@ impl<M: TextModel> Engine<M> {
         }
         let mut free = self.free();
         let Self { graphs, seats, has_changed, .. } = self;
-        graphs.write(bucket, has_marks, if reads { 1 } else { left }, |tokens| {
-            for &slot in &writing {
-                let sequence = &mut seats[slot].sequence;
-                let barred = sequence.as_ref().is_some_and(Sequence::bars_ends);
-                if sequence.take_if(|sequence| sequence.take(tokens[slot])).is_some() {
-                    (free, *has_changed) = (free + 1, true);
-                }
-                *has_changed |= barred && sequence.as_ref().is_some_and(|sequence| !sequence.bars_ends());
+        let mut take = |seat: &mut Seat, token: u32, logits: Option<&[f32]>| {
+            let sequence = &mut seat.sequence;
+            let bars = sequence.as_ref().is_some_and(Sequence::bars);
+            if sequence.take_if(|sequence| sequence.take(token, logits)).is_some() {
+                (free, *has_changed) = (free + 1, true);
             }
-            !(returns(free) || *has_changed)
+            *has_changed |= bars && sequence.as_ref().is_some_and(|sequence| !sequence.bars());
+            (free, *has_changed)
+        };
+        if is_stepwise {
+            let (tokens, logits) = graphs.write_one(bucket)?;
+            for &slot in &writing {
+                let seat = &mut seats[slot];
+                let logits = seat.sequence.as_ref().map(|sequence| told(sequence, &logits, slot)).transpose()?;
+                take(seat, tokens[slot], logits.flatten().as_deref());
+                if let Some(sequence) = seat.sequence.as_ref().filter(|sequence| sequence.has_changed()) {
+                    graphs.weigh(slot, sequence)?;
+                }
+            }
+            // Told of the tokens. The next step has to be asked for anyway.
+            returns(self.free());
+            return Ok(());
+        }
+        graphs.write(bucket, is_weighed, if reads { 1 } else { left }, |tokens| {
+            let mut after = (0, false);
+            for &slot in &writing {
+                after = take(&mut seats[slot], tokens[slot], None);
+            }
+            let (free, has_changed) = after;
+            !(returns(free) || has_changed)
         })
     }
+}
+
+/// A row of logits, where the text wants to know them.
+fn told(sequence: &Sequence, logits: &Tensor, row: usize) -> Result<Option<Vec<f32>>> {
+    let row = || Ok(logits.get(row)?.to_vec1()?);
+    sequence.request.alternatives.map(|_| row()).transpose()
 }

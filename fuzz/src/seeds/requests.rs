@@ -8,7 +8,7 @@ use opara_serve::pb::{
 use prost::Message;
 
 /// By the number of their route in the target.
-const BODIES: [(u8, &str); 23] = [
+const BODIES: [(u8, &str); 30] = [
     (0, r#"{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":3,"temperature":0.5,"stream":true,"stream_options":{"include_usage":true}}"#),
     (0, r#"{"model":"m","messages":[{"role":"assistant","content":null,"tool_calls":[{"id":"1","type":"function","function":{"name":"f","arguments":"{}"}}]},{"role":"tool","tool_call_id":"1","content":[{"type":"text","text":"x"}]}],"chat_template_kwargs":{"enable_thinking":false},"max_tokens":2}"#),
     (0, r#"{"model":"m","messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}],"tool_choice":"auto","continue_final_message":true,"add_generation_prompt":false,"max_completion_tokens":2,"response_format":{"type":"text"},"logit_bias":{}}"#),
@@ -16,6 +16,11 @@ const BODIES: [(u8, &str); 23] = [
     (1, r#"{"model":"m","prompt":[1,2,3],"max_tokens":null,"n":1,"echo":false,"logprobs":null,"stream":true}"#),
     (1, r#"{"model":"m","prompt":["hello"],"max_tokens":1,"stop":"l","user":"u"}"#),
     (1, r#"{"model":"m","prompt":[[5,6]],"max_tokens":2,"best_of":1,"suffix":""}"#),
+    (0, r##"{"model":"m","messages":[{"role":"user","content":"a"}],"tools":[{"type":"function","function":{"name":"f","parameters":{"type":"object","properties":{"a":{"type":"integer","maximum":9},"b":{"$ref":"#/$defs/c"}},"$defs":{"c":{"enum":["x"]}}}}}],"tool_choice":"required","parallel_tool_calls":false,"max_tokens":40,"seed":1,"stream":true}"##),
+    (0, r#"{"model":"m","messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_schema","json_schema":{"name":"n","schema":{"type":"object","properties":{"a":{"type":"array","items":{"type":"boolean"},"maxItems":2}},"required":["a"]}}},"max_tokens":30,"seed":2,"logprobs":true,"top_logprobs":2}"#),
+    (1, r#"{"model":"m","prompt":["ab",""],"n":2,"logprobs":3,"echo":true,"max_tokens":3,"logit_bias":{"7":-3.5},"frequency_penalty":0.5,"presence_penalty":-0.5,"return_token_ids":true,"return_tokens_as_token_ids":true}"#),
+    (1, r#"{"model":"m","prompt":"a","structured_outputs":{"regex":"[a-c]{2}x?"},"skip_special_tokens":false,"add_special_tokens":false,"max_tokens":5,"stream":true}"#),
+    (1, r#"{"model":"m","prompt":"a","structured_outputs":{"choice":["ab","b"]},"repetition_penalty":1.2,"max_tokens":5,"min_tokens":1}"#),
     (2, r#"{"model":"bert","input":["a cat","dog"],"encoding_format":"base64","prompt_name":"query","truncate":true}"#),
     (2, r#"{"model":"bert","input":[[1,2],[3]],"dimensions":4,"user":"u"}"#),
     (2, r#"{"model":"bert","input":"the cat sat on the mat and the dog slept under the sun by the river","truncate":true}"#),
@@ -31,6 +36,8 @@ const BODIES: [(u8, &str); 23] = [
     (19, r#"{"inputs":"a cat","truncate":true}"#),
     (20, r#"{"inputs":{"source_sentence":"a cat","sentences":["dog","cat"]},"parameters":{"truncate":true,"prompt_name":"query"}}"#),
     (21, r#"{"inputs":["a cat","dog"],"add_special_tokens":false,"prompt_name":"query"}"#),
+    (21, r#"{"model":"m","messages":[{"role":"user","content":"a"}],"return_token_strs":true}"#),
+    (26, r#"{"model":"m","tokens":[5,6,104]}"#),
     (22, r#"{"ids":[[1,2],[3]],"skip_special_tokens":false}"#),
 ];
 

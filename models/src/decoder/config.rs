@@ -5,6 +5,7 @@ use opara_weights::{Fields, Harmless, Unread, TRANSFORMERS};
 use serde_json::Value;
 
 use super::architecture::Architecture;
+use super::draws::Draws;
 use super::error::{DecoderError, Result};
 use super::rotary::{Rotary, Scaling};
 
@@ -76,6 +77,8 @@ pub struct Config {
     pub bos: Option<u32>,
     /// The tokens that end one.
     pub eos: Vec<u32>,
+    /// How tokens are drawn where a request does not say, by `generation_config.json`.
+    pub draws: Draws,
 }
 
 /// Fields of decoders that change no answer.
@@ -206,6 +209,7 @@ impl Config {
             attention_scale,
             logit_cap: of.number_in("final_logit_softcapping", 1e-6..=1e9)?,
             bos: of.tokens("bos_token_id")?.first().copied(),
+            draws: Draws::default(),
             eos: match of.has("eos_token_id") {
                 true => of.tokens("eos_token_id")?,
                 false => architecture.end().filter(|end| (*end as usize) < vocab).into_iter().collect(),

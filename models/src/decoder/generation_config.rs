@@ -1,10 +1,13 @@
-//! What a checkpoint's `generation_config.json` says: which tokens end a text. How a text is written, a request says.
+//! What a checkpoint's `generation_config.json` says: which tokens end a text, and how its tokens are drawn where a request does not say.
 
+use candle::Device;
+use opara_candle::ops::Sampler;
 use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
 use serde_json::Value;
 
 use super::config::Config;
-use super::error::Result;
+use super::draws::Draws;
+use super::error::{DecoderError, Result};
 
 /// Fields that a request takes the place of, or that are about how fast a text is written.
 const HARMLESS: Harmless = Harmless {
@@ -28,7 +31,6 @@ const HARMLESS: Harmless = Harmless {
         "max_time",
         "max_window_size",
         "min_new_tokens",
-        "min_p",
         "num_assistant_tokens",
         "num_assistant_tokens_schedule",
         "output_logits",
@@ -59,11 +61,15 @@ const HARMLESS: Harmless = Harmless {
 };
 
 impl Config {
-    /// Takes the tokens that end a text from `generation_config.json`, if it names any. Fields that are not known are refused, such as
+    /// Takes the tokens that end a text from `generation_config.json`, if it names any, and how others are drawn. Fields that are not known are refused, such as
     /// those of tokens that it forbids or forces.
     pub(super) fn end_as(&mut self, generation: &Value, unread: Unread) -> Result<()> {
         let fields = Fields::of(generation)?;
         let named = fields.tokens("eos_token_id")?;
+        self.draws = Draws::of(&fields)?;
+        // It would fail each request that does not say otherwise.
+        Sampler::new(&[self.draws.sampling(0)], &Device::Cpu)
+            .map_err(|error| DecoderError::config(error.to_string()))?;
         fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
         if !named.is_empty() {
             self.eos = named;

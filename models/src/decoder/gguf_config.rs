@@ -7,6 +7,7 @@ use opara_weights::Unread;
 
 use super::architecture::Architecture;
 use super::config::{Config, LayerConfig};
+use super::draws::Draws;
 use super::error::{DecoderError, Result};
 use super::gguf::Gguf;
 use super::header::whole;
@@ -83,6 +84,7 @@ impl Gguf {
             attention_scale: (scale_of as f64).powf(-0.5),
             logit_cap: logit_cap.filter(|cap| *cap != 0.),
             bos: self.count("tokenizer.ggml.bos_token_id").map(|token| token as u32),
+            draws: Draws::default(),
             eos: Kinds::of(self, &self.texts("tokenizer.ggml.tokens").unwrap_or_default())?.into_ends(),
         };
         config.check()?;

@@ -11,6 +11,7 @@ mod cache;
 mod config;
 mod conversation;
 mod dependence;
+mod draws;
 mod error;
 mod generation_config;
 mod gguf;
@@ -30,9 +31,11 @@ mod sentencepiece;
 mod settings;
 mod sizes;
 mod splits;
+mod syntax;
 mod template;
 mod text;
 mod text_model;
+mod token_bytes;
 mod weights;
 
 use candle::quantized::GgmlDType;
@@ -45,10 +48,12 @@ pub use self::architecture::Architecture;
 pub use self::cache::Cache;
 pub use self::config::{Config, LayerConfig};
 pub use self::conversation::{Conversation, Message, PromptEnd};
+pub use self::draws::Draws;
 pub use self::error::{DecoderError, Result};
 pub use self::gguf_file::GgufFile;
 pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
+pub use self::syntax::{CallForm, CallSyntax, Syntax};
 pub use self::text::Text;
 /// A value that chat templates read. The fields of objects keep their order.
 pub use minijinja::Value;
@@ -59,8 +64,8 @@ use self::matrix::Matrix;
 use self::weights::{Norm, Product, Source};
 
 impl Config {
-    /// Of a checkpoint's `config.json`, with the tokens that end a text in `generation_config.json`, where that has them: the former
-    /// often lacks the one that ends a turn.
+    /// Of a checkpoint's `config.json`, with what `generation_config.json` says, if there is one: the tokens that end a text, since the former often
+    /// lacks the one that ends a turn, and how others are drawn.
     ///
     /// # Errors
     /// Those of [`from_json`](Self::from_json), and files that cannot be read.

@@ -14,6 +14,15 @@ pub struct Pieces {
     bytes: Vec<u8>,
     /// Whether there was text before them.
     has_begun: bool,
+    /// Whether special tokens are told by their names.
+    names_special: bool,
+}
+
+impl Pieces {
+    /// Special tokens are told by their names, where otherwise they have no text.
+    pub fn naming_special() -> Self {
+        Self { names_special: true, ..Self::default() }
+    }
 }
 
 impl Text {
@@ -23,11 +32,16 @@ impl Text {
     /// # Errors
     /// [`DecoderError::Tokenizer`].
     pub fn piece(&self, pieces: &mut Pieces, token: u32) -> Result<String> {
-        // As in whole texts, special tokens and those that there are not have no text, and part nothing.
-        let name = self.tokenizer.id_to_token(token);
-        let Some(name) = name.filter(|name| !self.tokenizer.get_added_vocabulary().is_special_token(name)) else {
-            return Ok(String::new());
-        };
+        let Some(name) = self.tokenizer.id_to_token(token) else { return Ok(String::new()) };
+        if self.tokenizer.get_added_vocabulary().is_special_token(&name) {
+            // As in whole texts, they have no text, and part nothing.
+            if !pieces.names_special {
+                return Ok(String::new());
+            }
+            let text = self.rest(pieces)? + &name;
+            *pieces = Pieces { has_begun: true, ..Pieces::naming_special() };
+            return Ok(text);
+        }
         match &self.dependence {
             Dependence::Bytes => {
                 let bytes: Option<Vec<u8>> = name.chars().map(byte).collect();
@@ -62,6 +76,16 @@ impl Text {
             Dependence::Bytes => Ok(String::from_utf8_lossy(&pieces.bytes).into_owned()),
             Dependence::First { .. } | Dependence::All => self.held(pieces),
         }
+    }
+
+    /// The text of tokens, with the names of special ones.
+    ///
+    /// # Errors
+    /// [`DecoderError::Tokenizer`].
+    pub fn decode_all(&self, tokens: &[u32]) -> Result<String> {
+        let mut pieces = Pieces::naming_special();
+        let text = tokens.iter().map(|token| self.piece(&mut pieces, *token)).collect::<Result<String>>()?;
+        Ok(text + &self.rest(&pieces)?)
     }
 
     /// What gives the text of tokens one by one, without the [rest](Self::rest); see [`piece`](Self::piece).

@@ -10,6 +10,7 @@ use serde_json::json;
 use super::conversation::{Conversation, Message, PromptEnd};
 use super::error::{DecoderError, Result};
 use super::jinja::{of_json, Jinja};
+use super::syntax::Syntax;
 
 /// A model's templates.
 pub(super) struct Templates {
@@ -30,6 +31,8 @@ struct Template {
     reads_texts: bool,
     /// Whether it writes content that is null as a word.
     writes_null: bool,
+    /// How it writes calls and reasoning.
+    syntax: Syntax,
 }
 
 impl Templates {
@@ -48,13 +51,23 @@ impl Templates {
         Self::new([("default".to_owned(), source.to_owned())].into(), tokens)
     }
 
+    /// The one for conversations with tools, or without any.
+    fn template(&self, has_tools: bool) -> Option<&Result<Template, String>> {
+        match &self.tool_use {
+            Some(template) if has_tools => Some(template),
+            _ => self.default.as_ref(),
+        }
+    }
+
+    /// How answers are written, with tools or without any.
+    pub fn syntax(&self, has_tools: bool) -> Option<&Syntax> {
+        Some(&self.template(has_tools)?.as_ref().ok()?.syntax)
+    }
+
     /// The prompt of a conversation.
     pub fn render(&self, conversation: &Conversation) -> Result<String> {
         let has_tools = conversation.names.get("tools").is_some_and(Value::is_true);
-        let template = match &self.tool_use {
-            Some(template) if has_tools => Some(template),
-            _ => self.default.as_ref(),
-        };
+        let template = self.template(has_tools);
         let template = template.ok_or_else(|| DecoderError::TemplateName { name: "default" })?;
         let template = template.as_ref().map_err(|reason| DecoderError::BadTemplate { reason: reason.clone() })?;
         // Who sends these asks for another answer than there is without them.
@@ -71,7 +84,8 @@ impl Templates {
 impl Template {
     fn parse(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self, Error> {
         let jinja = Jinja::parse(source, || chrono::Local::now().naive_local())?;
-        let mut template = Self { jinja, reads_parts: false, reads_texts: true, writes_null: false };
+        let mut template =
+            Self { jinja, reads_parts: false, reads_texts: true, writes_null: false, syntax: Syntax::default() };
         let probe = |messages: serde_json::Value| {
             let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
             template.write(&messages.into(), tokens).unwrap_or_default()
@@ -90,6 +104,12 @@ impl Template {
         template.reads_parts = of_parts.contains(said) && !is_listed;
         template.reads_texts = of_text.contains(said) || !template.reads_parts;
         template.writes_null = writes_null;
+        let syntax = Syntax::of(|messages| {
+            let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
+            let turns = Conversation { messages, end: PromptEnd::Turn, ..Conversation::default() };
+            template.render(&turns, tokens).unwrap_or_default()
+        });
+        template.syntax = syntax;
         Ok(template)
     }
 

@@ -10,6 +10,7 @@ use super::dependence::Dependence;
 use super::error::{DecoderError, Result};
 use super::sentencepiece::Sentencepiece;
 use super::settings::Settings;
+use super::syntax::Syntax;
 use super::template::Templates;
 use crate::tokenizer;
 
@@ -100,6 +101,14 @@ impl Text {
         Ok(self.bos.into_iter().chain(self.tokens(text, self.adds_special)?).chain(self.eos).collect())
     }
 
+    /// The tokens of a text alone, without those that begin and end one.
+    ///
+    /// # Errors
+    /// [`DecoderError::Tokenizer`].
+    pub fn encode_bare(&self, text: &str) -> Result<Vec<u32>> {
+        self.tokens(text, false)
+    }
+
     /// The tokens of a conversation, mostly up to where the assistant answers.
     ///
     /// # Errors
@@ -150,6 +159,11 @@ impl Text {
             Some((token, id)) => Err(DecoderError::TokenizerVocabulary { token, id, vocab }),
             None => Ok(()),
         }
+    }
+
+    /// How answers to conversations with tools, or without any, have calls and reasoning in them.
+    pub fn syntax(&self, has_tools: bool) -> Option<&Syntax> {
+        self.templates.as_ref()?.syntax(has_tools)
     }
 
     /// Whether conversations have a template.

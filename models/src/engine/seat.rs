@@ -47,15 +47,16 @@ impl Seat {
     pub fn next<M: TextModel>(&self, graphs: &Graphs<M>) -> Result<Reading<'_>> {
         let Some(sequence) = self.reading() else { return Ok(Reading::none(self.on_device())) };
         let (tokens, is_last) = sequence.part(graphs.model.part());
-        let prompt = sequence.request.prompt.iter().copied();
-        let seen = (is_last && sequence.has_marks()).then(|| graphs.marks(prompt, sequence.barred())).transpose()?;
+        let seen = (is_last && sequence.has_marks()).then(|| graphs.marks(sequence)).transpose()?;
+        let bias = (is_last && sequence.has_bias()).then(|| graphs.bias(sequence)).transpose()?;
         Ok(Reading {
             tokens,
             start: sequence.read,
             position: sequence.first - 1,
             sampling: sequence.request.sampling,
-            bars: is_last && sequence.bars_ends(),
+            bars: is_last && sequence.bars(),
             seen,
+            bias,
         })
     }
 }

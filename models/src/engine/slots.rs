@@ -21,6 +21,8 @@ pub(super) struct Slots {
     /// Which tokens the text has so far, and which end it, `(slots, vocab)`, u8: for texts with a repetition penalty, and for those
     /// that may not end yet.
     seen: Tensor,
+    /// What is added to the logits of each, `(slots, vocab)`, f32.
+    bias: Tensor,
     /// The model's.
     memory: Vec<Tensor>,
 }
@@ -49,6 +51,7 @@ impl Slots {
             writes: Tensor::zeros(slots, DType::U32, device)?,
             sampler: Sampler::new(&vec![Sampling::default(); slots], device)?.parameters().clone(),
             seen: Tensor::zeros((slots, vocab), DType::U8, device)?,
+            bias: Tensor::zeros((slots, vocab), DType::F32, device)?,
             memory: model.memory(slots)?,
         })
     }
@@ -80,9 +83,14 @@ impl Slots {
         self.seen.slice_set(seen, 0, slot)
     }
 
-    /// Gives a slot the memory, and the tokens seen, of another one.
+    /// What is added to the logits of a slot: `(1, vocab)` of f32.
+    pub fn set_bias(&self, slot: usize, bias: &Tensor) -> Result<()> {
+        self.bias.slice_set(bias, 0, slot)
+    }
+
+    /// Gives a slot the memory, the tokens seen and the bias of another one.
     pub fn copy(&self, from: usize, to: usize) -> Result<()> {
-        self.memory.iter().chain([&self.seen]).try_for_each(|tensor| {
+        self.memory.iter().chain([&self.seen, &self.bias]).try_for_each(|tensor| {
             // By a copy, since memory is not read and written at once.
             tensor.slice_set(&tensor.narrow(0, from, 1)?.force_contiguous()?, 0, to)
         })
@@ -91,34 +99,54 @@ impl Slots {
 
 impl StepState for Slots {
     fn tensors(&self) -> Vec<Tensor> {
-        let few = [&self.token, &self.position, &self.writes, &self.sampler, &self.seen];
+        let few = [&self.token, &self.position, &self.writes, &self.sampler, &self.seen, &self.bias];
         few.into_iter().chain(&self.memory).cloned().collect()
     }
 
     fn with(&self, tensors: Vec<Tensor>) -> Self {
-        let [token, position, writes, sampler, seen] = [0, 1, 2, 3, 4].map(|at| tensors[at].clone());
-        Self { token, position, writes, sampler, seen, memory: tensors[5..].to_vec() }
+        let [token, position, writes, sampler, seen, bias] = [0, 1, 2, 3, 4, 5].map(|at| tensors[at].clone());
+        Self { token, position, writes, sampler, seen, bias, memory: tensors[6..].to_vec() }
     }
 
     /// Empty slots: texts may be under way, and they may have left anything behind.
     fn scratch(&self) -> opara_candle::Result<Self> {
         let scratch = self.fork()?;
-        let numbers = [&scratch.token, &scratch.position, &scratch.writes, &scratch.seen];
+        let numbers = [&scratch.token, &scratch.position, &scratch.writes, &scratch.seen, &scratch.bias];
         let used = numbers.into_iter().chain(&scratch.memory);
         used.into_iter().try_for_each(|tensor| ops::assign(tensor, &tensor.zeros_like()?))?;
         Ok(scratch)
     }
 }
 
-/// Adds a token to each text that writes. Marks tokens, and draws by those that are marked, where `has_marks`.
-pub(super) fn step(model: &impl TextModel, slots: &Slots, has_marks: bool) -> Result<Vec<Tensor>> {
-    let Slots { token, position, writes, sampler, seen, memory } = slots;
+/// Adds a token to each text that writes. Where they are `weighed`, tokens are drawn by marks and bias, and are marked; then the logits
+/// are given as well.
+pub(super) fn step(model: &impl TextModel, slots: &Slots, is_weighed: bool) -> Result<Vec<Tensor>> {
+    let Slots { token, position, writes, sampler, seen, bias, memory } = slots;
     let logits = model.step(token, position, memory)?;
-    let drawn = ops::sample(&logits, &Sampler::of(sampler.clone())?, position, has_marks.then_some(seen))?;
-    if has_marks {
-        ops::mark_seen(seen, &drawn)?;
+    let sampler = Sampler::of(sampler.clone())?;
+    let given = match is_weighed {
+        true => weighed(&logits, &sampler, position, seen, bias)?.to_vec(),
+        false => vec![ops::sample(&logits, &sampler, position, None)?],
+    };
+    if is_weighed {
+        ops::mark_seen(seen, &given[0])?;
     }
-    ops::assign(token, &ops::unsqueeze(&drawn, 1)?)?;
+    ops::assign(token, &ops::unsqueeze(&given[0], 1)?)?;
     ops::assign(position, &ops::add(position, writes)?)?;
-    Ok(vec![drawn])
+    Ok(given)
+}
+
+/// Tokens drawn by marks and bias, and the logits in f32.
+pub(super) fn weighed(
+    logits: &Tensor,
+    sampler: &Sampler,
+    positions: &Tensor,
+    seen: &Tensor,
+    bias: &Tensor,
+) -> Result<[Tensor; 2]> {
+    let logits = match logits.dtype() {
+        DType::F32 => logits.clone(),
+        _ => ops::to_dtype(logits, DType::F32)?,
+    };
+    Ok([ops::sample(&ops::add(&logits, bias)?, sampler, positions, Some(seen))?, logits])
 }

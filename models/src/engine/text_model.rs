@@ -60,7 +60,7 @@ pub struct Part<'a> {
     pub starts: &'a Tensor,
     /// How many tokens are each text's own, `(texts)`.
     pub counts: &'a Tensor,
-    /// Where the last of these is among the tokens of all, `(texts)`.
+    /// Where those whose logits are given are among the tokens of all: the last one of each text, `(texts)`, or several of one text.
     pub last: &'a Tensor,
 }
 

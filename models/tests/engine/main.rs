@@ -3,6 +3,7 @@
 mod slots;
 #[path = "../spoiled/mod.rs"]
 mod spoiled;
+mod weighed;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,7 +13,7 @@ use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
 use opara_models::decoder::{Config, Decoder};
-use opara_models::engine::{End, Engine, Listener, Options, Request, TextError, TextModel};
+use opara_models::engine::{End, Engine, Guidance, Likelihoods, Listener, Options, Request, TextError, TextModel};
 
 const CPU: &Device = &Device::Cpu;
 const CONTEXT: usize = 420;
@@ -38,6 +39,7 @@ fn model() -> Arc<Decoder> {
 #[derive(Debug, Default)]
 struct Text {
     tokens: Vec<u32>,
+    likelihoods: Vec<Likelihoods>,
     end: Option<End>,
     cached: usize,
     is_gone: bool,
@@ -65,6 +67,14 @@ impl Listener for Kept {
         self.text().cached = cached;
     }
 
+    fn likelihoods(&mut self, of: Likelihoods) {
+        self.text().likelihoods.push(of);
+    }
+
+    fn guide(&mut self) -> Guidance {
+        guidance(&self.text().tokens)
+    }
+
     fn token(&mut self, token: u32) -> bool {
         let mut text = self.text();
         assert!(text.end.is_none() && text.tokens.len() < self.hears, "a token behind the end");
@@ -79,6 +89,19 @@ impl Listener for Kept {
 
     fn is_gone(&self) -> bool {
         self.text().is_gone
+    }
+}
+
+/// What may come behind these tokens in texts that are guided: a third of all tokens, then another third, and at some point nothing.
+fn guidance(tokens: &[u32]) -> Guidance {
+    let mut allowed = vec![0u32; 3];
+    (0..96).filter(|token| (token + tokens.len() as u32).is_multiple_of(3)).for_each(|token| {
+        allowed[token as usize / 32] |= 1 << (token % 32);
+    });
+    match tokens.len() {
+        17 => Guidance::Any,
+        23 => Guidance::End,
+        _ => Guidance::Of(allowed),
     }
 }
 
@@ -106,7 +129,19 @@ fn request(rng: &mut Rng) -> Request {
         3 => Sampling { top_p: 0.5, min_p: 0.01, ..drawn },
         _ => Sampling { repetition_penalty: 1.3, ..drawn },
     };
-    Request { prompt, most: rng.usize(1..40), ends: vec![rng.u32(0..96)], sampling, ..Request::default() }
+    let few = |rng: &mut Rng| if rng.u32(0..6) == 0 { rng.f32() * 4. - 2. } else { 0. };
+    Request {
+        prompt,
+        most: rng.usize(1..40),
+        ends: vec![rng.u32(0..96)],
+        sampling,
+        bias: if rng.u32(0..6) == 0 { vec![(rng.u32(0..96), 2.), (3, -9.)] } else { Vec::new() },
+        frequency_penalty: few(rng),
+        presence_penalty: few(rng),
+        alternatives: if rng.u32(0..6) == 0 { Some(3) } else { None },
+        is_guided: rng.u32(0..6) == 0,
+        ..Request::default()
+    }
 }
 
 /// Requests join, are cancelled before, while and after their prompts are read, and end; the rest is what each is alone.
@@ -132,6 +167,7 @@ fn random(engine: &mut Engine<Decoder>, expected: &mut Engine<Decoder>, seed: u6
         let heard = &alone.tokens[..alone.tokens.len().min(*hears)];
         if !text.is_gone || !text.tokens.is_empty() {
             assert_eq!(text.tokens, heard, "request {index} of seed {seed}: {request:?}");
+            assert_eq!(text.likelihoods.len(), request.alternatives.map_or(0, |_| heard.len()));
         }
         // What was cancelled does not end.
         let is_whole = !text.is_gone && alone.tokens.len() < *hears;
@@ -164,7 +200,8 @@ fn executors_write_the_same() {
 fn prompts_that_are_read_together_give_the_same_texts() {
     let model = model();
     let mut rng = Rng::with_seed(5);
-    let requests: Vec<Request> = (0..20).map(|_| request(&mut rng)).collect();
+    // Lists have nobody who would guide.
+    let requests: Vec<Request> = (0..20).map(|_| Request { is_guided: false, ..request(&mut rng) }).collect();
     let mut one = eager(&model, 1);
     let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&mut one, request).tokens).collect();
     for (slots, prompts, is_replayed) in [(4, 1, false), (4, 2, true), (5, 3, false), (8, 8, true)] {

@@ -164,7 +164,7 @@ pub(crate) use pool::{plane_sums, pool_gradient};
 pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use rotary::{rope, rope_i};
-pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN};
+pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use softmax::softmax_backward;
 pub use softmax::{add_softmax, softmax_last_dim};

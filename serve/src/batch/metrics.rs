@@ -13,6 +13,7 @@ use prometheus_client::metrics::histogram::{exponential_buckets, Histogram};
 
 use super::labels::{OfDevice, OfKind, OfModel};
 use super::text_metrics::{TextFamilies, TextMetrics};
+use super::vllm_metrics::VllmMetrics;
 use super::Health;
 
 /// What a request goes through.
@@ -83,11 +84,15 @@ pub struct Registry {
     rechecks: Family<OfModel, Gauge>,
     mismatches: Family<OfModel, Gauge>,
     texts: TextFamilies,
+    vllm: VllmMetrics,
 }
 
 impl Default for Registry {
     fn default() -> Self {
-        let mut registry = prometheus_client::registry::Registry::with_prefix("opara");
+        let mut all = prometheus_client::registry::Registry::default();
+        let vllm = VllmMetrics::default();
+        all.register_collector(Box::new(vllm.clone()));
+        let registry = all.sub_registry_with_prefix("opara");
         // From 50 microseconds to 26 seconds.
         let seconds = || Histogram::new(exponential_buckets(50e-6, 2., 20));
         let rows = || Histogram::new(exponential_buckets(1., 2., 10));
@@ -120,9 +125,9 @@ impl Default for Registry {
         let eager = register!("eager", "Buckets that run eagerly, with the reason", Family::default());
         let rechecks = register!("rechecks", "Calls that were compared with the module", Family::default());
         let mismatches = register!("mismatches", "Compared calls that differed", Family::default());
-        let texts = TextFamilies::register(&mut registry);
+        let texts = TextFamilies::register(registry);
         Self {
-            registry,
+            registry: all,
             requests,
             queue,
             workers,
@@ -137,6 +142,7 @@ impl Default for Registry {
             rechecks,
             mismatches,
             texts,
+            vllm,
         }
     }
 }
@@ -163,7 +169,9 @@ impl Registry {
 
     /// Those of one model that writes texts. The same name gives the same counters.
     pub fn texts(&self, name: &str) -> TextMetrics {
-        self.texts.of(name)
+        let metrics = self.texts.of(name);
+        self.vllm.add(name, &metrics);
+        metrics
     }
 
     /// Counts a request.

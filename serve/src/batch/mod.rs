@@ -45,6 +45,7 @@ mod settings;
 mod share;
 mod shared;
 mod text_metrics;
+mod vllm_metrics;
 mod worker;
 
 pub use batcher::{Batcher, Job};

@@ -20,6 +20,7 @@ struct OfState {
 pub(super) struct TextFamilies {
     tokens: Family<OfKind, Counter>,
     sequences: Family<OfState, Gauge>,
+    slots: Family<OfModel, Gauge>,
     first: Family<OfModel, Histogram>,
     between: Family<OfModel, Histogram>,
 }
@@ -31,11 +32,13 @@ impl TextFamilies {
         let families = Self {
             tokens: Family::default(),
             sequences: Family::default(),
+            slots: Family::default(),
             first: Family::new_with_constructor(seconds as fn() -> _),
             between: Family::new_with_constructor(seconds as fn() -> _),
         };
         registry.register("text_tokens", "Tokens of prompts, of these cached, and written", families.tokens.clone());
         registry.register("text_sequences", "Texts that are written, and that wait", families.sequences.clone());
+        registry.register("text_slots", "Texts that may be written at once", families.slots.clone());
         let help = "Seconds from a request to its first token";
         registry.register("text_first_token_seconds", help, families.first.clone());
         registry.register("text_between_tokens_seconds", "Seconds between two tokens", families.between.clone());
@@ -52,6 +55,7 @@ impl TextFamilies {
             written: tokens("written"),
             running: state("running"),
             waiting: state("waiting"),
+            slots: self.slots.get_or_create_owned(&model),
             first: self.first.get_or_create_owned(&model),
             between: self.between.get_or_create_owned(&model),
         }
@@ -66,6 +70,7 @@ pub struct TextMetrics {
     pub(crate) written: Counter,
     pub(crate) running: Gauge,
     pub(crate) waiting: Gauge,
+    pub(crate) slots: Gauge,
     pub(crate) first: Histogram,
     pub(crate) between: Histogram,
 }

@@ -1,28 +1,59 @@
 //! The text of an answer, piece by piece.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
 use opara_models::decoder::{DecoderError, Pieces, Text};
+use opara_models::engine::Likelihoods;
 
 use super::delivery::{Event, Finish, Receiver};
 use super::stop::StopStrings;
-use super::Result;
+use super::{Encoded, Result, Wanted};
 use crate::batch::{EngineError, Error};
 
 /// A text that is being written. Dropping it cancels the request.
 pub struct Answer {
     text: Arc<Text>,
     receiver: Receiver,
+    prompt: Encoded,
+    /// How likely its tokens are, from the second one on.
+    read: Vec<Likelihoods>,
     pieces: Pieces,
     stops: StopStrings,
     /// Tokens whose text no string ends.
     least: usize,
+    /// Bytes of the text that its tokens have given so far.
+    given: usize,
+    /// Of these, those that are part of the answer.
+    certain: usize,
+    /// Tokens whose text is not certain.
+    held: VecDeque<Written>,
     deadline: Option<Instant>,
     /// Whether the deadline is that of the first token alone.
     is_streamed: bool,
     usage: Usage,
     finish: Option<Finish>,
+}
+
+/// A part of a text.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Piece {
+    /// Whole characters.
+    pub text: String,
+    /// The tokens whose text begins here. Where a string ends the text, the tokens behind its beginning are left out.
+    pub tokens: Vec<Written>,
+}
+
+/// A token of a text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Written {
+    /// The token.
+    pub token: u32,
+    /// Where its text begins, in bytes of the answer's text.
+    pub start: usize,
+    /// How likely it was, where that was asked for.
+    pub likelihoods: Option<Likelihoods>,
 }
 
 /// Numbers of tokens.
@@ -37,16 +68,22 @@ pub struct Usage {
 }
 
 impl Answer {
-    pub(super) fn new(text: Arc<Text>, receiver: Receiver, stops: StopStrings, least: usize, prompt: usize) -> Self {
+    pub(super) fn new(text: Arc<Text>, receiver: Receiver, wanted: &Wanted, prompt: Encoded) -> Self {
+        let usage = Usage { prompt: prompt.tokens.len(), ..Usage::default() };
         Self {
             text,
             receiver,
-            pieces: Pieces::default(),
-            stops,
-            least,
+            prompt,
+            read: Vec::new(),
+            pieces: if wanted.names_special { Pieces::naming_special() } else { Pieces::default() },
+            stops: StopStrings::new(wanted.stops.clone()),
+            least: wanted.least,
+            given: 0,
+            certain: 0,
+            held: VecDeque::new(),
             deadline: None,
             is_streamed: false,
-            usage: Usage { prompt, ..Usage::default() },
+            usage,
             finish: None,
         }
     }
@@ -57,23 +94,30 @@ impl Answer {
         self
     }
 
-    /// A piece of the text that is not empty; `None` when it has ended. In a runtime of tokio that has timers, if there is a deadline.
+    /// The next part of the text, which has letters or tokens; `None` when it has ended. In a runtime of tokio that has timers, if there is
+    /// a deadline.
     ///
     /// # Errors
     /// See [`GenerateError`](super::GenerateError). Then there is nothing more to come.
-    pub async fn next(&mut self) -> Result<Option<String>> {
+    pub async fn next(&mut self) -> Result<Option<Piece>> {
         while self.finish.is_none() {
-            let piece = match self.event().await? {
+            let text = match self.event().await? {
                 Event::Begun { cached } => {
                     self.usage.cached = cached;
                     continue;
                 }
-                Event::Token(token) => {
+                Event::Prompt(of) => {
+                    self.read.extend(of);
+                    continue;
+                }
+                Event::Token(token, likelihoods) => {
                     self.usage.written += 1;
                     if self.is_streamed {
                         self.deadline = None;
                     }
+                    self.held.push_back(Written { token, start: self.given, likelihoods });
                     let piece = self.text.piece(&mut self.pieces, token).map_err(undecodable)?;
+                    self.given += piece.len();
                     let (certain, has_ended) = self.certain(piece);
                     if has_ended {
                         self.end(Finish::Stop);
@@ -85,26 +129,65 @@ impl Answer {
                     let rest = self.text.rest(&self.pieces).map_err(undecodable)?;
                     let (certain, has_ended) = self.certain(rest);
                     self.end(if has_ended { Finish::Stop } else { finish });
-                    certain + &self.stops.rest()
+                    if has_ended {
+                        certain
+                    } else {
+                        let rest = certain + &self.stops.rest();
+                        let tokens = self.told(&rest, true);
+                        if rest.is_empty() && tokens.is_empty() {
+                            return Ok(None);
+                        }
+                        return Ok(Some(Piece { text: rest, tokens }));
+                    }
                 }
             };
-            if !piece.is_empty() {
-                return Ok(Some(piece));
+            if !text.is_empty() {
+                let tokens = self.told(&text, false);
+                return Ok(Some(Piece { text, tokens }));
             }
         }
         Ok(None)
     }
 
-    /// The whole text.
+    /// The tokens whose text begins in this part, which is now certain; all that are left, if it is the last one.
+    fn told(&mut self, part: &str, is_last: bool) -> Vec<Written> {
+        self.certain += part.len();
+        let begins = |written: &Written| is_last || written.start < self.certain;
+        let tokens = self.held.iter().take_while(|written| begins(written)).count();
+        self.held.drain(..tokens).collect()
+    }
+
+    /// The whole text, with all its tokens.
     ///
     /// # Errors
     /// As for [`next`](Self::next).
-    pub async fn whole(&mut self) -> Result<String> {
-        let mut whole = String::new();
+    pub async fn whole(&mut self) -> Result<Piece> {
+        let mut whole = Piece::default();
         while let Some(piece) = self.next().await? {
-            whole += &piece;
+            whole.text += &piece.text;
+            whole.tokens.extend(piece.tokens);
         }
         Ok(whole)
+    }
+
+    /// The tokens of its prompt.
+    pub fn prompt(&self) -> &[u32] {
+        &self.prompt.tokens
+    }
+
+    /// How likely the tokens of its prompt are, from the second one on, where that was asked for: known with the first piece. Given once.
+    pub fn take_read(&mut self) -> Vec<Likelihoods> {
+        std::mem::take(&mut self.read)
+    }
+
+    /// Whether it begins within the model's reasoning.
+    pub fn is_thinking(&self) -> bool {
+        self.prompt.is_thinking
+    }
+
+    /// The tokenizer of its model.
+    pub fn tokenizer(&self) -> &Arc<Text> {
+        &self.text
     }
 
     /// Why it has ended, if it has.

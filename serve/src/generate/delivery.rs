@@ -2,19 +2,21 @@
 
 use std::time::Instant;
 
-use opara_models::engine::{End, Listener};
+use opara_models::engine::{End, Guidance, Likelihoods, Listener};
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
+use super::guide::Guide;
 use crate::batch::{EngineError, Error, Result, TextMetrics};
 
 /// What becomes of a request.
 #[derive(Debug)]
 pub(super) enum Event {
     /// Its prompt is being read; so many of its tokens were in the cache.
-    Begun {
-        cached: usize,
-    },
-    Token(u32),
+    Begun { cached: usize },
+    /// How likely some tokens of the prompt are, from its second one on.
+    Prompt(Vec<Likelihoods>),
+    /// With how likely it was, where that was asked for.
+    Token(u32, Option<Likelihoods>),
     /// The last event.
     Ended(Result<Finish>),
 }
@@ -36,6 +38,11 @@ pub(super) struct Delivery {
     since: Instant,
     has_begun: bool,
     has_token: bool,
+    /// Of the token that comes next.
+    likelihoods: Option<Likelihoods>,
+    guide: Option<Box<dyn Guide>>,
+    /// Why the guide could not go on.
+    astray: Option<String>,
 }
 
 /// The other end. Dropping it cancels the request.
@@ -44,9 +51,18 @@ pub(super) struct Receiver {
     events: UnboundedReceiver<Event>,
 }
 
-pub(super) fn channel(metrics: TextMetrics) -> (Delivery, Receiver) {
+pub(super) fn channel(metrics: TextMetrics, guide: Option<Box<dyn Guide>>) -> (Delivery, Receiver) {
     let (sender, events) = unbounded_channel();
-    let delivery = Delivery { events: sender, metrics, since: Instant::now(), has_begun: false, has_token: false };
+    let delivery = Delivery {
+        events: sender,
+        metrics,
+        since: Instant::now(),
+        has_begun: false,
+        has_token: false,
+        likelihoods: None,
+        guide,
+        astray: None,
+    };
     (delivery, Receiver { events })
 }
 
@@ -85,19 +101,45 @@ impl Listener for Delivery {
         let _ = self.events.send(Event::Begun { cached });
     }
 
+    fn prompt_likelihoods(&mut self, of: Vec<Likelihoods>) {
+        let _ = self.events.send(Event::Prompt(of));
+    }
+
+    fn likelihoods(&mut self, of: Likelihoods) {
+        self.likelihoods = Some(of);
+    }
+
+    fn guide(&mut self) -> Guidance {
+        match self.guide.as_mut().map(|guide| guide.next()) {
+            None => Guidance::Any,
+            Some(Ok(guidance)) => guidance,
+            Some(Err(reason)) => {
+                self.astray.get_or_insert(reason);
+                Guidance::End
+            }
+        }
+    }
+
     fn token(&mut self, token: u32) -> bool {
+        if let Some(Err(reason)) = self.guide.as_mut().map(|guide| guide.take(token)) {
+            self.astray.get_or_insert(reason);
+        }
         let time = self.since.elapsed().as_secs_f64();
         let histogram = if self.has_token { &self.metrics.between } else { &self.metrics.first };
         histogram.observe(time);
         (self.since, self.has_token) = (Instant::now(), true);
         self.metrics.written.inc();
-        self.events.send(Event::Token(token)).is_ok()
+        self.events.send(Event::Token(token, self.likelihoods.take())).is_ok()
     }
 
     fn end(&mut self, end: End) {
         // Before the client hears of it, so that it finds the slot free.
         self.leave();
         let result = match end {
+            _ if self.astray.is_some() => {
+                let reason = self.astray.take().unwrap_or_default();
+                Err(Error::Engine(EngineError::new(format!("the form of the text cannot be followed: {reason}"))))
+            }
             End::Stop => Ok(Finish::Stop),
             End::Length => Ok(Finish::Length),
             End::Failed(reason) => Err(Error::Engine(EngineError::new(reason))),

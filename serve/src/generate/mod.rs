@@ -13,10 +13,10 @@
 //! let engine = decoder.engine(budget, &Device::Cpu, None)?;
 //! let writer = Writer::start(vec![engine], decoder.text().clone(), 100, TextMetrics::default());
 //! let prompt = writer.encode(Prompt::Text("once upon".into()))?;
-//! let mut answer = writer.answer(prompt, Wanted { tokens: Some(5), ..Wanted::default() }, 0)?;
+//! let mut answer = writer.answer(prompt, Wanted { tokens: Some(5), ..Wanted::default() }, None, 0)?;
 //! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
 //! while let Some(piece) = answer.next().await? {
-//!     print!("{piece}");
+//!     print!("{}", piece.text);
 //! }
 //! # Ok::<(), opara_serve::generate::GenerateError>(()) })?;
 //! assert_eq!(answer.usage().prompt, 9);
@@ -30,20 +30,30 @@
 //! - Requests get slots in fair order among clients, and in order of arrival for each.
 
 mod answer;
+mod calls;
 mod delivery;
+mod encoded;
 mod error;
+mod guide;
+mod parts;
 mod prompt;
 mod shared;
 mod source;
 mod stop;
+mod wanted;
 mod worker;
 mod writer;
 
-pub use answer::{Answer, Usage};
+pub use answer::{Answer, Piece, Usage, Written};
+pub use calls::{Call, Tool};
 pub use delivery::Finish;
+pub use encoded::Encoded;
 pub use error::{GenerateError, Result};
-pub use prompt::{Prompt, Wanted};
+pub use guide::Guide;
+pub use parts::{Part, Parts};
+pub use prompt::Prompt;
 #[cfg(feature = "server")]
 pub(crate) use source::is_gguf;
 pub use source::{KvBudget, TextDecoder};
+pub use wanted::Wanted;
 pub use writer::Writer;

@@ -8,6 +8,7 @@ use opara_models::engine::{Engine, Request};
 use parking_lot::Mutex;
 
 use super::delivery::{channel, Receiver};
+use super::guide::Guide;
 use super::shared::{Shared, Waiting};
 use super::worker;
 use crate::batch::{Result, TextMetrics};
@@ -34,6 +35,7 @@ impl Writer {
         let model = engines.first().expect("there is a device").model().clone();
         let of_a_token = text.bytes_of_a_token().unwrap_or(usize::MAX);
         let most_bytes = of_a_token.saturating_mul(model.context());
+        metrics.slots.set(engines.iter().map(|engine| engine.free() as i64).sum());
         let shared = Arc::new(Shared::new(engines.len(), limit, metrics));
         let start = |(worker, mut engine): (usize, Engine<Decoder>)| {
             let shared = shared.clone();
@@ -41,6 +43,11 @@ impl Writer {
         };
         let threads = Mutex::new(engines.into_iter().enumerate().map(start).collect());
         Self { shared, model, text, most_bytes, threads }
+    }
+
+    /// The tokenizer and the chat template.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.text
     }
 
     /// The model of the first device.
@@ -53,8 +60,8 @@ impl Writer {
     /// # Errors
     /// [`Full`](crate::batch::Error::Full), [`Draining`](crate::batch::Error::Draining) and
     /// [`NoDevice`](crate::batch::Error::NoDevice), at once.
-    pub(super) fn submit(&self, request: Request, client: u64) -> Result<Receiver> {
-        let (delivery, receiver) = channel(self.shared.metrics.clone());
+    pub(super) fn submit(&self, request: Request, guide: Option<Box<dyn Guide>>, client: u64) -> Result<Receiver> {
+        let (delivery, receiver) = channel(self.shared.metrics.clone(), guide);
         let tokens = request.prompt.len() as u64;
         self.shared.push(Waiting { request, delivery }, client)?;
         self.shared.metrics.prompt.inc_by(tokens);

@@ -3,7 +3,9 @@
 mod embedding;
 mod failure;
 mod generation;
+mod grammar;
 mod models;
+mod shape;
 mod tensor;
 mod tensors;
 mod tokenizing;
@@ -19,13 +21,14 @@ pub use embedding::{EmbeddingModel, PIXELS};
 pub use failure::{Failure, Kind, Result};
 pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};
+pub use shape::Shape;
 pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 pub use tensors::TensorModel;
 
 use crate::batch::Health;
 use crate::embed::{Answers, TextOptions, TextRow, TextTokenizer};
-use crate::generate::{Answer, Prompt, Wanted};
+use crate::generate::{Answer, Prompt, Tool, Wanted, Writer};
 
 /// A future on the heap, so that models of all kinds fit into one map.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -84,6 +87,21 @@ impl Texts {
     }
 }
 
+/// Texts to be written.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Writing {
+    /// What to go on from.
+    pub prompts: Vec<Prompt>,
+    /// Texts behind each prompt.
+    pub each: usize,
+    /// What each is like.
+    pub wanted: Wanted,
+    /// The form that each shall have.
+    pub shape: Shape,
+    /// What a conversation's answer may call.
+    pub tools: Vec<Tool>,
+}
+
 /// What a model that reads texts says of itself.
 #[derive(Clone, Copy)]
 pub struct Reader<'a> {
@@ -135,10 +153,15 @@ pub trait Model: Send + Sync + 'static {
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })
     }
 
-    /// A text behind a prompt, as it comes.
-    fn generate(&self, prompt: Prompt, wanted: Wanted, context: Context) -> BoxFuture<'_, Result<Answer>> {
-        let _ = (prompt, wanted, context);
+    /// Texts behind prompts, as they come: those of the first prompt first.
+    fn generate(&self, writing: Writing, context: Context) -> BoxFuture<'_, Result<Vec<Answer>>> {
+        let _ = (writing, context);
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not write texts")) })
+    }
+
+    /// A model that writes texts.
+    fn writer(&self) -> Option<&Arc<Writer>> {
+        None
     }
 
     /// Whether it takes requests.

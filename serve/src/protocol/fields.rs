@@ -67,10 +67,6 @@ impl Unread {
     /// A field that would change the answer and is not supported.
     pub fn check(self, fields: &Fields) -> Result<()> {
         for (name, _) in fields.unread(&[self.harmless]) {
-            if !self.is_allowed && matches!(name.as_str(), "n" | "best_of") {
-                let message = format!("`{name}` must be 1: send several requests, which are written at once");
-                return Err(Failure::invalid(message));
-            }
             unread(&name, self.is_allowed)?;
         }
         Ok(())
@@ -258,7 +254,7 @@ mod tests {
         finish(r#"{"user": {"any": "thing"}, "n": 1.0, "penalty": 0, "unknown": null}"#, unread)?;
         assert!(message(finish(r#"{"unknown": false}"#, unread)).starts_with("`unknown` is not supported"));
         assert!(message(finish(r#"{"penalty": false}"#, unread)).starts_with("`penalty` is not supported"));
-        assert!(message(finish(r#"{"n": 2}"#, unread)).starts_with("`n` must be 1"));
+        assert!(message(finish(r#"{"n": 2}"#, unread)).starts_with("`n` is not supported"));
         finish(r#"{"unknown": 7, "n": 2}"#, Unread { is_allowed: true, ..unread })
     }
 }

@@ -8,8 +8,8 @@ use axum::http::Extensions;
 
 use crate::batch::Registry;
 use crate::embed::{Answers, TextOptions};
-use crate::generate::{Answer, Prompt, Wanted};
-use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, State, Tensor, Texts};
+use crate::generate::Answer;
+use crate::model::{Context, Embeddings, Failure, Kind, Model, Models, Result, State, Tensor, Texts, Writing};
 
 use super::MODEL_VERSION;
 
@@ -128,11 +128,7 @@ impl Service {
                 false => Err(other(format!("model {name:?} is not {kind}"))),
             };
         }
-        let loaded = self.models.states().filter_map(|(name, state)| match state {
-            State::Loaded(model) if is_fit(&model) => Some((name.to_owned(), model)),
-            _ => None,
-        });
-        let mut loaded: Vec<_> = loaded.collect();
+        let mut loaded: Vec<_> = self.loaded().filter(|(_, model)| is_fit(model)).collect();
         match loaded.len() {
             0 => Err(other(format!("no model is {kind}"))),
             1 => Ok(loaded.swap_remove(0)),
@@ -143,15 +139,18 @@ impl Service {
         }
     }
 
-    /// A text behind a prompt, as it comes.
-    pub(crate) async fn generate(
-        &self,
-        name: &str,
-        prompt: Prompt,
-        wanted: Wanted,
-        context: Context,
-    ) -> Result<Answer> {
-        self.model(name, "")?.generate(prompt, wanted, context).await
+    /// The models that take requests, by name.
+    pub(crate) fn loaded(&self) -> impl Iterator<Item = (String, Arc<dyn Model>)> + '_ {
+        self.models.states().filter_map(|(name, state)| match state {
+            State::Loaded(model) => Some((name.to_owned(), model)),
+            _ => None,
+        })
+    }
+
+    /// Texts behind prompts, as they come: those of the first prompt first.
+    pub(crate) async fn generate(&self, name: &str, writing: Writing, context: Context) -> Result<Vec<Answer>> {
+        self.check_rows(writing.prompts.len().saturating_mul(writing.each))?;
+        self.model(name, "")?.generate(writing, context).await
     }
 
     /// Loads a model on a thread that may block.

@@ -3,6 +3,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod calls;
+mod choices;
 mod grpc;
 mod http;
 mod mutations;
@@ -10,8 +12,10 @@ mod not_finite;
 mod openai;
 mod operation;
 mod requests;
+mod shapes;
 #[path = "../../../models/tests/spoiled/mod.rs"]
 mod spoiled;
+mod templated;
 mod texts;
 mod transport;
 mod writing;

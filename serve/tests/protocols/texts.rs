@@ -21,7 +21,7 @@ pub struct Texts {
     pub router: Router,
     pub service: Service,
     pub decoder: Arc<Decoder>,
-    pub text: Text,
+    pub text: Arc<Text>,
 }
 
 pub const CONTEXT: usize = 400;
@@ -43,18 +43,24 @@ pub fn serve(settings: &Settings, context: usize, eos: Vec<u32>) -> Result<Texts
 
 /// The same with this decoder.
 pub fn serve_of(settings: &Settings, decoder: Arc<Decoder>) -> Result<Texts> {
+    serve_with(settings, decoder, Arc::new(Text::of_bytes()?))
+}
+
+/// The same with this tokenizer.
+pub fn serve_with(settings: &Settings, decoder: Arc<Decoder>, text: Arc<Text>) -> Result<Texts> {
     let registry = Arc::new(Registry::default());
     let (metrics, counters) = (registry.texts("m"), registry.model("m"));
     let (of, slots, limit) = (decoder.clone(), settings.sequences.unwrap_or(3), settings.queue_rows.unwrap_or(100));
+    let tokenizer = text.clone();
     let loader: Loader = Arc::new(move || {
         let engine = Engine::new(of.clone(), Options { slots, ..Options::default() })?;
-        let writer = Writer::start(vec![engine], Arc::new(Text::of_bytes()?), limit, metrics.clone());
+        let writer = Writer::start(vec![engine], tokenizer.clone(), limit, metrics.clone());
         Ok(Arc::new(GenerationModel::new(writer, counters.clone())) as Arc<dyn Model>)
     });
     let models = Arc::new(Models::new([("m".to_owned(), loader)]));
     models.load("m").map_err(|failure| anyhow::anyhow!(failure.message))?;
     let service = Service { models, registry, limits: settings.limits(), may_control: false };
-    Ok(Texts { router: router(&service, settings)?, service, decoder, text: Text::of_bytes()? })
+    Ok(Texts { router: router(&service, settings)?, service, decoder, text })
 }
 
 impl Texts {
@@ -141,6 +147,14 @@ async fn tokens_are_taken_as_a_prompt_and_read_once() -> Result<()> {
         "opara_text_sequences{model=\"m\",state=\"running\"} 0",
         "opara_text_sequences{model=\"m\",state=\"waiting\"} 0",
         "opara_text_first_token_seconds_count{model=\"m\"} 2",
+        "opara_text_slots{model=\"m\"} 3",
+        "vllm:num_requests_running{model_name=\"m\"} 0",
+        "vllm:num_requests_waiting{model_name=\"m\"} 0",
+        "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.0",
+        "vllm:prompt_tokens_total{model_name=\"m\"} 600",
+        "vllm:generation_tokens_total{model_name=\"m\"} 18",
+        "vllm:prefix_cache_hits_total{model_name=\"m\"} 256",
+        "vllm:time_to_first_token_seconds_count{model_name=\"m\"} 2",
     ] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
@@ -184,7 +198,7 @@ async fn the_fields_of_a_conversation_are_read_or_refused_by_name() -> Result<()
         (json!({"tools": tool}), "`tools`"),
         (json!({"documents": [{"text": "t"}]}), "`documents`"),
         (json!({"reasoning_effort": "low"}), "`reasoning_effort`"),
-        (json!({"tools": tool, "tool_choice": "required"}), "`tool_choice`"),
+        (json!({"tool_choice": "required"}), "`tool_choice`"),
         (json!({"chat_template_kwargs": {"tokenize": false}}), "`chat_template_kwargs.tokenize`"),
         (
             json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]}),
@@ -262,9 +276,11 @@ async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
         (400, json!({"prompt": "a"})),
         (400, json!({"model": "m", "prompt": ""})),
         (400, json!({"model": "m", "prompt": [256]})),
-        (400, json!({"model": "m", "prompt": ["a", "b"]})),
-        (400, json!({"model": "m", "prompt": "a", "n": 3})),
-        (400, json!({"model": "m", "prompt": "a", "logprobs": 2})),
+        (400, json!({"model": "m", "prompt": []})),
+        (400, json!({"model": "m", "prompt": "a", "n": 0})),
+        (400, json!({"model": "m", "prompt": "a", "logprobs": 21})),
+        (400, json!({"model": "m", "prompt": "a", "logit_bias": {"256": 1}})),
+        (413, json!({"model": "m", "prompt": vec!["a"; 100], "n": 100})),
         (400, json!({"model": "m", "prompt": "a", "temperature": 7})),
         (404, json!({"model": "other", "prompt": "a"})),
     ] {
@@ -281,6 +297,14 @@ async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
         assert_eq!((reply.status.as_u16(), &error["code"]), (400, &json!("context_length_exceeded")), "{error}");
         assert!(error["message"].as_str().context("a message")?.contains("400"), "{error}");
     }
+    for (body, param) in [
+        (json!({"model": "m", "prompt": "a", "n": 0}), json!("n")),
+        (json!({"model": "m", "prompt": "a", "suffix": "b"}), json!("suffix")),
+        (json!({"model": "other", "prompt": "a"}), Value::Null),
+    ] {
+        let reply = post(&of.router, "/v1/completions", body.to_string()).await?.json()?;
+        assert_eq!(reply["error"]["param"], param, "{reply}");
+    }
     let embedded = post(&of.router, "/v1/embeddings", json!({"model": "m", "input": "a"}).to_string()).await?;
     assert_eq!(embedded.json()?["error"]["message"], "model \"m\" is not an embedder");
     let inferred =
@@ -289,5 +313,37 @@ async fn bad_requests_for_texts_are_openais_errors() -> Result<()> {
     let other = super::setup(super::small())?;
     let written = post(&other.router, "/v1/completions", json!({"model": "bert", "prompt": "a"}).to_string()).await?;
     assert_eq!(written.json()?["error"]["message"], "this model does not write texts");
+    Ok(())
+}
+
+#[tokio::test]
+async fn tokens_of_prompts_and_texts_of_tokens() -> Result<()> {
+    let of = texts(&Settings::default())?;
+    let ask = |path: &'static str, body: Value| {
+        let router = of.router.clone();
+        async move { post(&router, path, body.to_string()).await?.json() }
+    };
+    let prompt = ask("/tokenize", json!({"model": "m", "prompt": "é", "return_token_strs": true})).await?;
+    let expected =
+        json!({"count": 2, "max_model_len": CONTEXT, "tokens": [195, 169], "token_strs": ["\u{fffd}", "\u{fffd}"]});
+    assert_eq!(prompt, expected);
+    let chat =
+        ask("/tokenize", json!({"messages": [{"role": "user", "content": "hi"}], "add_special_tokens": false})).await?;
+    let told: Vec<u32> = "user: hi\nassistant:".bytes().map(u32::from).collect();
+    assert_eq!((&chat["tokens"], &chat["token_strs"]), (&json!(told), &Value::Null));
+    let text = ask("/detokenize", json!({"model": "m", "tokens": told})).await?;
+    assert_eq!(text, json!({"prompt": "user: hi\nassistant:"}));
+    for (path, body, status) in [
+        ("/tokenize", json!({"model": "m", "prompt": 7}), 422),
+        ("/tokenize", json!({"model": "m", "prompt": "a", "other": 7}), 422),
+        ("/tokenize", json!({"model": "other", "prompt": "a"}), 422),
+        ("/detokenize", json!({"model": "m"}), 400),
+        ("/detokenize", json!({"model": "m", "tokens": [1], "other": 7}), 400),
+    ] {
+        let reply = post(&of.router, path, body.to_string()).await?;
+        assert_eq!(reply.status.as_u16(), status, "{body}: {}", String::from_utf8_lossy(&reply.body));
+    }
+    let models = get(&of.router, "/v1/models").await?.json()?;
+    assert_eq!((&models["data"][0]["id"], &models["data"][0]["max_model_len"]), (&json!("m"), &json!(CONTEXT)));
     Ok(())
 }

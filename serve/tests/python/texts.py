@@ -122,7 +122,7 @@ class Texts(unittest.TestCase):
         ask = self.client.completions.create
         with self.assertRaises(openai.NotFoundError):
             ask(model="other", prompt="a")
-        for wrong in ({"n": 2}, {"logprobs": 1}, {"temperature": 3}, {"max_tokens": 0}, {"stop": ""}, {"prompt": ["a", "b"]}):
+        for wrong in ({"n": 0}, {"logprobs": 21}, {"temperature": 3}, {"max_tokens": 0}, {"stop": ""}, {"prompt": []}, {"suffix": "b"}):
             with self.assertRaises(openai.BadRequestError, msg=str(wrong)):
                 ask(**{"model": MODEL, "prompt": "a", **wrong})
         with self.assertRaises(openai.BadRequestError) as caught:

@@ -10,7 +10,7 @@ mod parameters;
 use candle::{bail, DType, Device, Result, Tensor};
 
 pub(super) use self::cpu::philox;
-pub use self::parameters::{Sampler, Sampling, BARRED, NO_TOKEN};
+pub use self::parameters::{Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 use crate::cpu::record::{apply, apply_in_place};
 
 /// Draws a token for each row of `logits`, `(rows, vocab)` of f32, f16 or bf16. Returns `(rows)` of u32.

@@ -8,7 +8,7 @@ pub(super) const WORDS: usize = 8;
 pub(super) const BARS: usize = 7;
 
 /// The bit of a mark that [`mark_seen`](super::mark_seen) sets.
-pub(super) const SEEN: u8 = 1;
+pub const SEEN: u8 = 1;
 /// The bit of a mark of a token that rows which [bar](Sampler::barring) tokens do not draw.
 pub const BARRED: u8 = 2;
 

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use opara_models::decoder::{Conversation, Message, PromptEnd, Value};
 use serde::Deserialize;
 
+use crate::generate::Tool;
 use crate::model::{Failure, Result};
 
-use super::super::fields::{unread, Fields};
+use super::super::fields::Fields;
 
 /// Names that a template is given by other fields, or that say what becomes of its text.
 const RESERVED: [&str; 9] = [
@@ -22,22 +23,18 @@ const RESERVED: [&str; 9] = [
     "return_tensors",
 ];
 
-/// A tool that the model may call. What else is in it is the template's to read.
-#[derive(Deserialize)]
-struct Tool {
-    #[serde(rename = "type")]
-    kind: String,
-    function: Option<Function>,
+/// A conversation, and what its answer may or must call.
+pub(super) struct Chat {
+    pub conversation: Conversation,
+    pub tools: Vec<Tool>,
+    /// Whether the answer is a call.
+    pub must_call: bool,
+    /// Whether there may be more than one.
+    pub are_several: bool,
 }
 
-#[derive(Deserialize)]
-struct Function {
-    #[allow(dead_code, reason = "templates read it; here it must be there")]
-    name: String,
-}
-
-/// Takes the fields that are a conversation's. With `allows_unread` a choice of tools that is not supported is ignored.
-pub(super) fn conversation(fields: &Fields, allows_unread: bool) -> Result<Conversation> {
+/// Takes the fields that are a conversation's.
+pub(super) fn conversation(fields: &Fields) -> Result<Chat> {
     let messages: Vec<Message> = fields.need("messages")?;
     if messages.is_empty() {
         return Err(Failure::invalid("`messages` is empty"));
@@ -48,11 +45,8 @@ pub(super) fn conversation(fields: &Fields, allows_unread: bool) -> Result<Conve
     if let Some(name) = names.keys().find(|name| RESERVED.contains(&name.as_str())) {
         return Err(Failure::invalid(format!("`chat_template_kwargs.{name}`: it is no name of a template's own")));
     }
-    let tools = tools(fields, allows_unread)?;
-    // Nothing keeps the model from several calls.
-    if fields.take::<bool>("parallel_tool_calls")? == Some(false) && tools.is_some() {
-        unread("parallel_tool_calls", allows_unread)?;
-    }
+    let (tools, callable, must_call) = tools(fields)?;
+    let are_several = fields.take::<bool>("parallel_tool_calls")?.unwrap_or(true);
     let named = [
         ("tools", tools.map(Value::from)),
         ("documents", fields.take::<Vec<BTreeMap<String, Value>>>("documents")?.map(Value::from)),
@@ -65,7 +59,8 @@ pub(super) fn conversation(fields: &Fields, allows_unread: bool) -> Result<Conve
             return Err(Failure::invalid(format!("`{name}` and `chat_template_kwargs.{name}` contradict each other")));
         }
     }
-    Ok(Conversation { messages, names, end: end(fields)? })
+    let conversation = Conversation { messages, names, end: end(fields)? };
+    Ok(Chat { conversation, tools: callable, must_call, are_several })
 }
 
 /// Where the prompt ends.
@@ -81,31 +76,81 @@ fn end(fields: &Fields) -> Result<PromptEnd> {
     }
 }
 
-/// Functions that the model may call. The text that it calls them by is its answer.
-fn tools(fields: &Fields, allows_unread: bool) -> Result<Option<Vec<Value>>> {
-    let choice = fields.take::<Value>("tool_choice")?;
-    let calls = match choice.as_ref().map(Value::as_str) {
-        None | Some(Some("auto")) => true,
-        Some(Some("none")) => false,
-        // Nothing makes the model call a tool.
-        Some(_) => {
-            unread("tool_choice", allows_unread)?;
-            true
-        }
+/// Functions that the model may call: as the template reads them, those that may be called, and whether one must be.
+fn tools(fields: &Fields) -> Result<(Option<Vec<Value>>, Vec<Tool>, bool)> {
+    let given = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
+    let read = given.iter().enumerate().map(|(at, tool)| self::tool(tool, at)).collect::<Result<Vec<Tool>>>()?;
+    let choice = match fields.take::<serde_json::Value>("tool_choice")? {
+        None => Choice::Auto,
+        Some(choice) => Choice::of(&choice)?,
     };
-    let Some(tools) = fields.take::<Vec<Value>>("tools")? else { return Ok(None) };
-    for (at, tool) in tools.iter().enumerate() {
-        let tool =
-            Tool::deserialize(tool.clone()).map_err(|error| Failure::invalid(format!("`tools[{at}]`: {error}")))?;
-        if tool.kind != "function" {
-            let message = format!("`tools[{at}]` is of type {:?}: only functions are supported", tool.kind);
-            return Err(Failure::invalid(message));
-        }
-        if tool.function.is_none() {
-            return Err(Failure::invalid(format!("`tools[{at}]` has no `function`")));
+    if given.is_empty() && matches!(choice, Choice::Required | Choice::One(_)) {
+        return Err(Failure::invalid("`tool_choice` asks for a call, and there are no `tools`"));
+    }
+    match choice {
+        _ if given.is_empty() => Ok((None, Vec::new(), false)),
+        Choice::None => Ok((None, Vec::new(), false)),
+        Choice::Auto => Ok((Some(given), read, false)),
+        Choice::Required => Ok((Some(given), read, true)),
+        Choice::One(name) => {
+            let one: Vec<Tool> = read.into_iter().filter(|tool| tool.name == name).collect();
+            match one.is_empty() {
+                true => Err(Failure::invalid(format!("`tool_choice` names {name:?}, which is none of `tools`"))),
+                false => Ok((Some(given), one, true)),
+            }
         }
     }
-    Ok(Some(tools).filter(|tools| calls && !tools.is_empty()))
+}
+
+/// What an answer may be.
+enum Choice {
+    Auto,
+    None,
+    Required,
+    /// A call of this function.
+    One(String),
+}
+
+impl Choice {
+    fn of(choice: &serde_json::Value) -> Result<Self> {
+        match choice.as_str() {
+            Some("auto") => return Ok(Self::Auto),
+            Some("none") => return Ok(Self::None),
+            Some("required" | "any") => return Ok(Self::Required),
+            _ => {}
+        }
+        let name = choice["function"]["name"].as_str().filter(|_| choice["type"] == "function");
+        let message = "`tool_choice` must be \"none\", \"auto\", \"required\", or name a function";
+        name.map(|name| Self::One(name.to_owned())).ok_or_else(|| Failure::invalid(message))
+    }
+}
+
+/// What is read of a tool. What else is in it is the template's to read.
+fn tool(tool: &Value, at: usize) -> Result<Tool> {
+    #[derive(Deserialize)]
+    struct Given {
+        #[serde(rename = "type")]
+        kind: String,
+        function: Option<Function>,
+    }
+    #[derive(Deserialize)]
+    struct Function {
+        name: String,
+        parameters: Option<serde_json::Value>,
+    }
+    let given =
+        Given::deserialize(tool.clone()).map_err(|error| Failure::invalid(format!("`tools[{at}]`: {error}")))?;
+    if given.kind != "function" {
+        let message = format!("`tools[{at}]` is of type {:?}: only functions are supported", given.kind);
+        return Err(Failure::invalid(message));
+    }
+    match given.function {
+        Some(Function { name, .. }) if name.trim().is_empty() => {
+            Err(Failure::invalid(format!("`tools[{at}].function.name` is empty")))
+        }
+        Some(Function { name, parameters }) => Ok(Tool { name, parameters }),
+        None => Err(Failure::invalid(format!("`tools[{at}]` has no `function`"))),
+    }
 }
 
 /// A message as templates read it: fields that are null are absent, and the arguments of calls are objects.
@@ -128,9 +173,9 @@ mod tests {
 
     fn of(body: &str) -> Result<Conversation> {
         let fields = of_body(body.as_bytes())?;
-        let conversation = conversation(&fields, false)?;
+        let chat = conversation(&fields)?;
         Unread::default().check(&fields)?;
-        Ok(conversation)
+        Ok(chat.conversation)
     }
 
     fn messages() -> serde_json::Value {
@@ -196,17 +241,15 @@ mod tests {
             ),
             (json!({"tools": [{"type": "web_search"}]}), "`tools[0]` is of type \"web_search\""),
             (json!({"tools": [{"type": "function"}]}), "`tools[0]` has no `function`"),
-            (json!({"tools": tool, "tool_choice": "required"}), "`tool_choice` is not supported"),
+            (json!({"tools": [{"type": "function", "function": {"name": " "}}]}), "`tools[0].function.name` is empty"),
+            (json!({"tool_choice": "required"}), "there are no `tools`"),
+            (json!({"tools": tool, "tool_choice": "f"}), "`tool_choice` must be"),
             (
-                json!({"tools": tool, "tool_choice": {"type": "function", "function": {"name": "f"}}}),
-                "`tool_choice` is not supported",
+                json!({"tools": tool, "tool_choice": {"type": "function", "function": {"name": "g"}}}),
+                "names \"g\", which is none of `tools`",
             ),
             (json!({"chat_template_kwargs": {"messages": 1}}), "`chat_template_kwargs.messages`"),
             (json!({"chat_template_kwargs": [1]}), "`chat_template_kwargs`"),
-            (
-                json!({"tools": [{"type": "function", "function": {"name": "f"}}], "parallel_tool_calls": false}),
-                "`parallel_tool_calls` is not supported",
-            ),
             (json!({"chat_template_kwargs": {"enable_thinking": true}, "enable_thinking": false}), "contradict"),
             (json!({"enable_thinking": "no"}), "`enable_thinking`"),
             (json!({"documents": "d"}), "`documents`"),
@@ -219,6 +262,26 @@ mod tests {
             let told = of(&body.to_string()).err().map(|failure| failure.message).unwrap_or_default();
             assert!(told.contains(expected), "{fields}: {told}");
         }
+    }
+
+    #[test]
+    fn a_choice_says_what_may_be_called() -> Result<()> {
+        let function =
+            |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+        let of = |choice: serde_json::Value| -> Result<_> {
+            let body = json!({"messages": messages(), "tools": [function("f"), function("g")], "tool_choice": choice,
+                "parallel_tool_calls": false});
+            let chat = conversation(&of_body(body.to_string().as_bytes())?)?;
+            let names: Vec<String> = chat.tools.iter().map(|tool| tool.name.clone()).collect();
+            Ok((chat.conversation.names.contains_key("tools"), names.join(" "), chat.must_call, chat.are_several))
+        };
+        assert_eq!(of(json!(null))?, (true, "f g".into(), false, false));
+        assert_eq!(of(json!("auto"))?, (true, "f g".into(), false, false));
+        assert_eq!(of(json!("none"))?, (false, String::new(), false, false));
+        assert_eq!(of(json!("required"))?, (true, "f g".into(), true, false));
+        let one = json!({"type": "function", "function": {"name": "g"}});
+        assert_eq!(of(one)?, (true, "g".into(), true, false));
+        Ok(())
     }
 
     #[test]

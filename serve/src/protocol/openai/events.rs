@@ -1,97 +1,311 @@
 //! Answers with texts, whole and in pieces, as OpenAI's clients read them.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use opara_models::decoder::Text;
+use opara_models::engine::Likelihoods;
 use serde_json::{json, Value};
 
-use crate::generate::{Finish, Usage};
+use crate::generate::{Answer, Call, Finish, Part, Parts, Piece, Tool, Usage};
+use crate::model::{Failure, Result};
 
-use super::request::Form;
+use super::form::Form;
+use super::likelihoods::Likely;
+use super::request::Told;
 
-/// What is the same in all that is said about one text.
+/// What is the same in all that is said about one request's texts.
 pub(super) struct Frame {
     form: Form,
     model: String,
     id: String,
     created: u64,
-    /// Whether a stream tells the numbers of tokens at its end.
-    has_usage: bool,
+    told: Told,
+    choices: Vec<Choice>,
+}
+
+/// What is said about one of the texts.
+struct Choice {
+    text: Arc<Text>,
+    prompt: Vec<u32>,
+    /// Whether others of the same prompt stand before it.
+    is_further: bool,
+    likely: Likely,
+    has_begun: bool,
+    /// How likely the tokens of the prompt are, from the second one on, until that was told.
+    read: Vec<Likelihoods>,
+    /// Whether the ids of its prompt were told.
+    has_prompt: bool,
+    /// Of a conversation's answer.
+    parts: Option<Parts>,
+    /// Calls so far.
+    calls: usize,
+    /// Tokens that were not told yet, since their text is not certain.
+    held: Piece,
+    usage: Usage,
 }
 
 impl Frame {
-    pub fn new(form: Form, model: String, has_usage: bool) -> Self {
+    /// Of texts, so many behind each prompt, whose model may call these tools.
+    pub fn new(form: Form, model: String, told: Told, answers: &[Answer], each: usize, tools: &[Tool]) -> Result<Self> {
         let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { form, model, id: format!("{prefix}-{:016x}", fastrand::u64(..)), created, has_usage }
+        let choice = |(at, answer): (usize, &Answer)| {
+            let (text, prompt) = (answer.tokenizer().clone(), answer.prompt().to_vec());
+            let likely = Likely::new(told.names_are_ids);
+            let syntax = text.syntax(!tools.is_empty()).filter(|_| form == Form::Chat);
+            let parts = syntax.map(|syntax| Parts::new(syntax, tools, answer.is_thinking()));
+            Ok(Choice {
+                text,
+                prompt,
+                is_further: at % each != 0,
+                likely,
+                has_begun: false,
+                read: Vec::new(),
+                has_prompt: false,
+                parts,
+                calls: 0,
+                held: Piece::default(),
+                usage: Usage::default(),
+            })
+        };
+        let choices = answers.iter().enumerate().map(choice).collect::<Result<_>>()?;
+        Ok(Self { form, model, id: format!("{prefix}-{:016x}", fastrand::u64(..)), created, told, choices })
     }
 
-    /// The answer in one.
-    pub fn whole(&self, text: &str, finish: Option<Finish>, of: Usage) -> Value {
-        let choice = match self.form {
-            Form::Text => json!({"text": text}),
-            Form::Chat => json!({"message": {"role": "assistant", "content": text, "refusal": null}}),
+    /// The answer in one: the texts with how each has ended.
+    pub fn whole(&mut self, texts: Vec<(Piece, Option<Finish>)>) -> Result<Value> {
+        let choice = |(index, (piece, finish)): (usize, (Piece, Option<Finish>))| {
+            let text = self.begun(index)? + &piece.text;
+            let told = match self.form {
+                Form::Text => json!({"text": text}),
+                Form::Chat => json!({"message": self.message(index, &text)}),
+            };
+            Ok(self.choice(index, told, &piece, finish))
         };
-        let object = if self.form == Form::Chat { "chat.completion" } else { "text_completion" };
-        let mut told = self.told(object, choice, finish);
-        told["usage"] = usage(of);
-        told
+        let choices: Vec<Value> = texts.into_iter().enumerate().map(choice).collect::<Result<_>>()?;
+        let mut told = self.object(if self.form == Form::Chat { "chat.completion" } else { "text_completion" });
+        told["choices"] = json!(choices);
+        told["usage"] = self.usage();
+        self.tell_prompt(&mut told);
+        Ok(told)
+    }
+
+    /// The ids of the prompt of a conversation, of which there is one.
+    fn tell_prompt(&self, told: &mut Value) {
+        if let Some(choice) = self.choices.first().filter(|_| self.told.ids && self.form == Form::Chat) {
+            told["prompt_token_ids"] = json!(choice.prompt);
+        }
     }
 
     /// What a stream begins with, if it does not begin with text.
-    pub fn beginning(&self) -> Option<Value> {
-        let role = json!({"delta": {"role": "assistant", "content": ""}});
-        (self.form == Form::Chat).then(|| self.chunk(role, None))
+    pub fn beginning(&mut self) -> Vec<Value> {
+        let role = || json!({"delta": {"role": "assistant", "content": ""}});
+        let choices = if self.form == Form::Chat { self.choices.len() } else { 0 };
+        let mut told: Vec<Value> =
+            (0..choices).map(|index| self.chunk(index, role(), &Piece::default(), None)).collect();
+        told.first_mut().into_iter().for_each(|told| self.tell_prompt(told));
+        told
     }
 
-    /// A piece of a stream.
-    pub fn piece(&self, text: &str) -> Value {
-        let choice = match self.form {
-            Form::Text => json!({"text": text}),
-            Form::Chat => json!({"delta": {"content": text}}),
+    /// The message of a whole answer.
+    fn message(&mut self, index: usize, text: &str) -> Value {
+        let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+        for part in self.parted(index, text, true) {
+            match part {
+                Part::Content(text) => content += &text,
+                Part::Reasoning(text) => reasoning += &text,
+                Part::Call(call) => calls.push(called(&call)),
+            }
+        }
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if !reasoning.is_empty() {
+            message["reasoning_content"] = json!(reasoning);
+        }
+        if !calls.is_empty() {
+            message["tool_calls"] = json!(calls);
+            if content.is_empty() {
+                message["content"] = Value::Null;
+            }
+        }
+        message
+    }
+
+    /// The parts that a piece of text makes certain, in the text that is at its end or goes on.
+    fn parted(&mut self, index: usize, text: &str, is_last: bool) -> Vec<Part> {
+        let choice = &mut self.choices[index];
+        let mut parts = match &mut choice.parts {
+            Some(parts) => parts.push(text),
+            None => vec![Part::Content(text.to_owned())],
         };
-        self.chunk(choice, None)
+        if let Some(of) = choice.parts.as_mut().filter(|_| is_last) {
+            parts.extend(of.rest());
+        }
+        let (one_call, calls) = (self.told.one_call, &mut choice.calls);
+        parts.retain(|part| {
+            // Behind the only call that may be, there is nothing.
+            let is_told = !(one_call && *calls > 0);
+            *calls += usize::from(is_told && matches!(part, Part::Call(_)));
+            is_told
+        });
+        parts
     }
 
-    /// What a stream ends with.
-    pub fn end(&self, finish: Option<Finish>, of: Usage) -> Vec<Value> {
-        let choice = match self.form {
+    /// What is told of a piece of a text of a stream.
+    pub fn piece(&mut self, index: usize, piece: Piece) -> Result<Vec<Value>> {
+        self.pieces(index, piece, false)
+    }
+
+    fn pieces(&mut self, index: usize, piece: Piece, is_last: bool) -> Result<Vec<Value>> {
+        let text = self.begun(index)? + &piece.text;
+        let tells_tokens = self.told.likelihoods || self.told.ids;
+        if self.form == Form::Text {
+            let is_told = !text.is_empty() || tells_tokens && !piece.tokens.is_empty();
+            return Ok(if is_told { vec![self.chunk(index, json!({"text": text}), &piece, None)] } else { Vec::new() });
+        }
+        let held = &mut self.choices[index].held;
+        held.text += &piece.text;
+        held.tokens.extend(piece.tokens);
+        let before = self.choices[index].calls;
+        let mut deltas = Vec::new();
+        for part in self.parted(index, &text, is_last) {
+            let delta = match part {
+                Part::Content(text) if text.is_empty() => continue,
+                Part::Content(text) => json!({"content": text}),
+                Part::Reasoning(text) => json!({"reasoning_content": text}),
+                Part::Call(call) => {
+                    let mut told = called(&call);
+                    let before = before + deltas.iter().filter(|delta: &&Value| delta["tool_calls"].is_array()).count();
+                    told["index"] = json!(before);
+                    json!({"tool_calls": [told]})
+                }
+            };
+            deltas.push(delta);
+        }
+        if is_last && deltas.is_empty() && tells_tokens && !self.choices[index].held.tokens.is_empty() {
+            deltas.push(json!({"content": ""}));
+        }
+        let chunks = deltas.into_iter().map(|delta| {
+            // Its tokens are told with the first of them.
+            let piece = std::mem::take(&mut self.choices[index].held);
+            self.chunk(index, json!({"delta": delta}), &piece, None)
+        });
+        Ok(chunks.collect())
+    }
+
+    /// What a text of a stream ends with.
+    pub fn end(&mut self, index: usize, finish: Option<Finish>) -> Result<Vec<Value>> {
+        let mut told = self.pieces(index, Piece::default(), true)?;
+        let end = match self.form {
             Form::Text => json!({"text": ""}),
             Form::Chat => json!({"delta": {}}),
         };
-        let mut end = vec![self.chunk(choice, finish)];
-        if self.has_usage {
-            let mut told = self.chunk(json!({}), None);
-            (told["choices"], told["usage"]) = (json!([]), usage(of));
-            end.push(told);
-        }
-        end
+        told.push(self.chunk(index, end, &Piece::default(), finish));
+        Ok(told)
     }
 
-    fn chunk(&self, choice: Value, finish: Option<Finish>) -> Value {
-        let object = if self.form == Form::Chat { "chat.completion.chunk" } else { "text_completion" };
-        let mut told = self.told(object, choice, finish);
-        if self.has_usage {
+    /// Notes how likely the tokens of a text's prompt are.
+    pub fn read(&mut self, index: usize, of: Vec<Likelihoods>) {
+        self.choices[index].read.extend(of);
+    }
+
+    /// Notes the numbers of a text that has ended.
+    pub fn count(&mut self, index: usize, usage: Usage) {
+        self.choices[index].usage = usage;
+    }
+
+    /// What a stream ends with when all texts have.
+    pub fn last(&self) -> Option<Value> {
+        self.told.usage.then(|| {
+            let mut told = self.object(self.streamed());
+            (told["choices"], told["usage"]) = (json!([]), self.usage());
+            told
+        })
+    }
+
+    /// The prompt, where it is told as the beginning of a text and was not yet.
+    fn begun(&mut self, index: usize) -> Result<String> {
+        let choice = &mut self.choices[index];
+        match self.told.prompt && !std::mem::replace(&mut choice.has_begun, true) {
+            true => decoded(&choice.text, &choice.prompt),
+            false => Ok(String::new()),
+        }
+    }
+
+    fn chunk(&mut self, index: usize, choice: Value, piece: &Piece, finish: Option<Finish>) -> Value {
+        let choice = self.choice(index, choice, piece, finish);
+        let mut told = self.object(self.streamed());
+        told["choices"] = json!([choice]);
+        if self.told.usage {
             told["usage"] = Value::Null;
         }
         told
     }
 
-    fn told(&self, object: &str, mut choice: Value, finish: Option<Finish>) -> Value {
-        choice["index"] = json!(0);
-        choice["logprobs"] = Value::Null;
+    fn choice(&mut self, index: usize, mut choice: Value, piece: &Piece, finish: Option<Finish>) -> Value {
+        let of = &mut self.choices[index];
+        choice["index"] = json!(index);
+        choice["logprobs"] = match self.form {
+            _ if !self.told.likelihoods => Value::Null,
+            _ if piece.tokens.is_empty() && !(self.told.prompt && of.likely.is_new()) => Value::Null,
+            Form::Text => {
+                let read = std::mem::take(&mut of.read);
+                let prompt = if self.told.prompt { &of.prompt[..] } else { &[] };
+                // In the first piece.
+                let prompt = if of.likely.is_new() { prompt } else { &[] };
+                of.likely.text(&of.text, (prompt, &read), &piece.text, &piece.tokens)
+            }
+            Form::Chat => of.likely.chat(&of.text, &piece.tokens),
+        };
         choice["finish_reason"] = match finish {
             None => Value::Null,
+            Some(Finish::Stop) if of.calls > 0 => json!("tool_calls"),
             Some(Finish::Stop) => json!("stop"),
             Some(Finish::Length) => json!("length"),
         };
+        if self.told.ids {
+            choice["token_ids"] = piece.tokens.iter().map(|written| written.token).collect();
+            // In a stream once.
+            if self.form == Form::Text && !std::mem::replace(&mut of.has_prompt, true) {
+                choice["prompt_token_ids"] = json!(of.prompt);
+            }
+        }
+        choice
+    }
+
+    fn object(&self, object: &str) -> Value {
         let Self { model, id, created, .. } = self;
-        json!({"id": id, "object": object, "created": created, "model": model, "choices": [choice]})
+        json!({"id": id, "object": object, "created": created, "model": model})
+    }
+
+    fn streamed(&self) -> &'static str {
+        if self.form == Form::Chat {
+            "chat.completion.chunk"
+        } else {
+            "text_completion"
+        }
+    }
+
+    /// Of all texts. A prompt counts once.
+    fn usage(&self) -> Value {
+        let prompts = || self.choices.iter().filter(|choice| !choice.is_further).map(|choice| choice.usage);
+        let prompt: usize = prompts().map(|usage| usage.prompt).sum();
+        let cached: usize = prompts().map(|usage| usage.cached).sum();
+        let written: usize = self.choices.iter().map(|choice| choice.usage.written).sum();
+        json!({
+            "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        })
     }
 }
 
-fn usage(Usage { prompt, cached, written }: Usage) -> Value {
-    json!({
-        "prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    })
+/// A call, with an id that the templates of all models take.
+fn called(call: &Call) -> Value {
+    let id: String = std::iter::repeat_with(fastrand::alphanumeric).take(9).collect();
+    let Call { name, arguments } = call;
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+fn decoded(text: &Text, tokens: &[u32]) -> Result<String> {
+    text.decode(tokens).map_err(|error| Failure::from(crate::generate::GenerateError::from(error)))
 }

@@ -27,5 +27,7 @@ pub(super) fn error(failure: &Failure) -> Value {
         Kind::Deadline | Kind::Unavailable | Kind::Internal => ("server_error", None),
         _ => ("invalid_request_error", None),
     };
-    json!({"error": {"message": failure.message, "type": class, "param": null, "code": code}})
+    // Messages about a field begin with its name.
+    let param = failure.message.strip_prefix('`').and_then(|rest| Some(rest.split_once('`')?.0));
+    json!({"error": {"message": failure.message, "type": class, "param": param, "code": code}})
 }

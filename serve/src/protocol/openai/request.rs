@@ -1,36 +1,21 @@
 //! The bodies of requests for texts.
 
-use opara_candle::ops::Sampling;
 use opara_weights::Harmless;
 use serde::Deserialize;
 
 use crate::generate::{Prompt, Wanted};
-use crate::model::{Failure, Result};
+use crate::model::{Failure, Result, Shape, Writing};
 
 use super::super::fields::{of_body, Fields, Unread};
 use super::conversation::conversation;
+use super::draws::{alternatives, bias, draws, within};
+use super::form::Form;
 use super::harmless::HARMLESS;
-
-/// Which of the two kinds of texts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
-    /// `/v1/completions`.
-    Text,
-    /// `/v1/chat/completions`.
-    Chat,
-}
+use super::shape::shape;
 
 /// Fields that ask for nothing that is not done anyway, with these values.
 const NEUTRAL: &[(&str, &str)] = &[
-    ("n", "1"),
-    ("best_of", "1"),
-    ("echo", "false"),
     ("suffix", "\"\""),
-    ("logprobs", "false"),
-    ("top_logprobs", "0"),
-    ("logit_bias", "{}"),
-    ("frequency_penalty", "0"),
-    ("presence_penalty", "0"),
     ("length_penalty", "1"),
     ("use_beam_search", "false"),
     ("early_stopping", "false"),
@@ -40,20 +25,21 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("functions", "[]"),
     ("function_call", "\"none\""),
     ("function_call", "\"auto\""),
-    ("response_format", r#"{"type": "text"}"#),
     ("modalities", r#"["text"]"#),
     ("bad_words", "[]"),
-    ("skip_special_tokens", "true"),
     ("spaces_between_special_tokens", "true"),
     ("include_stop_str_in_output", "false"),
-    ("return_token_ids", "false"),
-    ("return_tokens_as_token_ids", "false"),
+    ("echo", "false"),
+    ("add_special_tokens", "false"),
     ("continue_final_message", "false"),
     ("add_generation_prompt", "true"),
 ];
 
+/// Texts of one request and prompt at most, as OpenAI's.
+const MOST_CHOICES: usize = 128;
+
 #[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`prompt` must be a string, a list of tokens, or a list of one of these")]
+#[serde(untagged, expecting = "`prompt` must be a string, a list of tokens, or a list of these")]
 enum Input {
     Text(String),
     Tokens(Vec<u32>),
@@ -68,14 +54,29 @@ enum Stops {
     Several(Vec<String>),
 }
 
-/// A request for a text.
+/// A request for texts.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub model: String,
-    pub prompt: Prompt,
-    pub wanted: Wanted,
+    pub writing: Writing,
+    pub told: Told,
+}
+
+/// What is told beside the texts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Told {
     /// Whether a stream tells the numbers of tokens at its end.
-    pub has_usage: bool,
+    pub usage: bool,
+    /// How likely tokens are.
+    pub likelihoods: bool,
+    /// Whether the names of tokens there are their ids.
+    pub names_are_ids: bool,
+    /// The ids of prompts and answers.
+    pub ids: bool,
+    /// Whether the prompt is the beginning of the text.
+    pub prompt: bool,
+    /// Whether an answer has at most one call.
+    pub one_call: bool,
 }
 
 impl Asked {
@@ -83,44 +84,73 @@ impl Asked {
     pub fn read(bytes: &[u8], form: Form, allows_unread: bool) -> Result<Self> {
         let fields = of_body(bytes)?;
         let model = fields.need("model")?;
-        let (sampling, tokens) = (sampling(&fields)?, tokens(&fields, form)?);
-        let stops = stops(fields.take("stop")?)?;
+        let tokens = tokens(&fields, form)?;
         let least = fields.take::<usize>("min_tokens")?.unwrap_or(0);
         if tokens.is_some_and(|most| least > most) {
             return Err(Failure::invalid(format!("`min_tokens` is {least}, which is more than may be written")));
         }
-        let ends = fields.take("stop_token_ids")?.unwrap_or_default();
-        let ignores_ends = fields.take("ignore_eos")?.unwrap_or(false);
         let is_streamed = fields.take("stream")?.unwrap_or(false);
-        let has_usage = usage(&fields, is_streamed, allows_unread)?;
-        let prompt = match form {
-            Form::Text => one(fields.need("prompt")?)?,
-            Form::Chat => Prompt::Chat(conversation(&fields, allows_unread)?),
+        let alternatives = alternatives(&fields, form)?;
+        let echo = form == Form::Text && fields.take("echo")?.unwrap_or(false);
+        let wanted = Wanted {
+            tokens,
+            least,
+            draws: draws(&fields)?,
+            seed: fields.take::<i64>("seed")?.map(|seed| seed as u64),
+            bias: bias(&fields)?,
+            frequency_penalty: within(&fields, "frequency_penalty", -2., 2.)?.unwrap_or(0.),
+            presence_penalty: within(&fields, "presence_penalty", -2., 2.)?.unwrap_or(0.),
+            alternatives,
+            prompt_alternatives: alternatives.filter(|_| echo),
+            stops: stops(fields.take("stop")?)?,
+            ends: fields.take("stop_token_ids")?.unwrap_or_default(),
+            ignores_ends: fields.take("ignore_eos")?.unwrap_or(false),
+            names_special: !fields.take("skip_special_tokens")?.unwrap_or(true),
+            tenant: 0,
+            is_streamed,
+        };
+        let mut told = Told {
+            usage: usage(&fields, is_streamed, allows_unread)?,
+            likelihoods: alternatives.is_some(),
+            names_are_ids: fields.take("return_tokens_as_token_ids")?.unwrap_or(false),
+            ids: fields.take("return_token_ids")?.unwrap_or(false),
+            prompt: echo,
+            one_call: false,
+        };
+        let (each, mut shape, mut tools) = (each(&fields)?, shape(&fields)?, Vec::new());
+        let prompts = match form {
+            Form::Text => prompts(&fields)?,
+            Form::Chat => {
+                let chat = conversation(&fields)?;
+                if chat.must_call {
+                    if shape != Shape::Any {
+                        return Err(Failure::invalid(
+                            "an answer that is a call has no other form: leave out the one of the text",
+                        ));
+                    }
+                    shape = Shape::Calls { of: chat.tools.clone(), are_several: chat.are_several };
+                }
+                (tools, told.one_call) = (chat.tools, !chat.are_several);
+                vec![Prompt::Chat(chat.conversation)]
+            }
         };
         Unread { harmless: Harmless { names: HARMLESS, neutral: NEUTRAL }, is_allowed: allows_unread }
             .check(&fields)?;
-        let wanted = Wanted { tokens, least, sampling, stops, ends, ignores_ends, tenant: 0, is_streamed };
-        Ok(Self { model, prompt, wanted, has_usage })
+        Ok(Self { model, writing: Writing { prompts, each, wanted, shape, tools }, told })
     }
 }
 
-fn sampling(fields: &Fields) -> Result<Sampling> {
-    let within = |name: &str, default: f32, min: f32, max: f32| match fields.take(name)?.unwrap_or(default) {
-        value if (min..=max).contains(&value) => Ok(value),
-        value => Err(Failure::invalid(format!("`{name}` is {value}, and must be from {min} to {max}"))),
-    };
-    let temperature = within("temperature", 1., 0., 2.)?;
-    let top_p = within("top_p", 1., 0., 1.)?.max(f32::MIN_POSITIVE);
-    let min_p = within("min_p", 0., 0., 1.)?;
-    let repetition_penalty = within("repetition_penalty", 1., 0.01, 100.)?;
-    let top_k = match fields.take::<i64>("top_k")?.unwrap_or(0) {
-        -1 => 0,
-        k => u32::try_from(k).map_err(|_| Failure::invalid(format!("`top_k` is {k}, and must be -1, 0 or more")))?,
-    };
-    let seed = fields.take::<i64>("seed")?.map_or_else(|| fastrand::u64(..), |seed| seed as u64);
-    // Below a thousandth there is no difference.
-    let temperature = if temperature < 1e-3 { 0. } else { temperature };
-    Ok(Sampling { temperature, top_k, top_p, min_p, repetition_penalty, seed })
+/// Texts behind each prompt. All that are written are told, so `best_of` can be no other number.
+fn each(fields: &Fields) -> Result<usize> {
+    // Some clients send every number as one with a point.
+    let (n, best) = (fields.take::<f64>("n")?.unwrap_or(1.), fields.take::<f64>("best_of")?);
+    if !(1. ..=MOST_CHOICES as f64).contains(&n) || n.fract() != 0. {
+        return Err(Failure::invalid(format!("`n` is {n}, and must be from 1 to {MOST_CHOICES}")));
+    }
+    match best.filter(|best| *best != n) {
+        Some(best) => Err(Failure::invalid(format!("`best_of` is {best}: only as many texts as `n` are written"))),
+        None => Ok(n as usize),
+    }
 }
 
 /// OpenAI's default for texts is 16, and for conversations what the context has left.
@@ -160,24 +190,29 @@ fn stops(stops: Option<Stops>) -> Result<Vec<String>> {
     Ok(stops)
 }
 
-fn one(input: Input) -> Result<Prompt> {
-    let several = |n: usize| Failure::invalid(format!("`prompt` has {n} prompts: send a request for each"));
-    match input {
-        Input::Text(text) => Ok(Prompt::Text(text)),
-        Input::Tokens(tokens) => Ok(Prompt::Tokens(tokens)),
-        Input::Texts(mut texts) if texts.len() == 1 => Ok(Prompt::Text(texts.remove(0))),
-        Input::Rows(mut rows) if rows.len() == 1 => Ok(Prompt::Tokens(rows.remove(0))),
-        Input::Texts(texts) => Err(several(texts.len())),
-        Input::Rows(rows) => Err(several(rows.len())),
+fn prompts(fields: &Fields) -> Result<Vec<Prompt>> {
+    let text = if fields.take("add_special_tokens")?.unwrap_or(true) { Prompt::Text } else { Prompt::Bare };
+    let prompts: Vec<Prompt> = match fields.need::<Input>("prompt")? {
+        Input::Text(one) => vec![text(one)],
+        // An empty list is not known to be of tokens.
+        Input::Tokens(tokens) if tokens.is_empty() => Vec::new(),
+        Input::Tokens(tokens) => vec![Prompt::Tokens(tokens)],
+        Input::Texts(texts) => texts.into_iter().map(text).collect(),
+        Input::Rows(rows) => rows.into_iter().map(Prompt::Tokens).collect(),
+    };
+    match prompts.is_empty() {
+        true => Err(Failure::invalid("`prompt` is empty")),
+        false => Ok(prompts),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use opara_models::decoder::Message;
+    use opara_models::decoder::{Draws, Message};
     use serde_json::{json, Value};
 
     use super::*;
+    use crate::generate::Tool;
 
     fn read(form: Form, fields: Value) -> Result<Asked> {
         let mut body = match form {
@@ -191,16 +226,15 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_openais() {
+    fn what_is_not_said_is_left_to_the_checkpoint() {
         let text =
             read(Form::Text, json!({"seed": -1, "user": "u", "n": 1, "echo": false, "logit_bias": {}})).expect("sound");
-        assert_eq!((text.model.as_str(), text.prompt), ("m", Prompt::Text("p".into())));
-        let expected = Sampling { temperature: 1., seed: u64::MAX, ..Sampling::default() };
-        assert_eq!((text.wanted.sampling, text.wanted.tokens), (expected, Some(16)));
+        assert_eq!((text.model.as_str(), text.writing.prompts), ("m", vec![Prompt::Text("p".into())]));
+        let expected = Wanted { tokens: Some(16), seed: Some(u64::MAX), ..Wanted::default() };
+        assert_eq!((text.writing.wanted, text.writing.each, text.told), (expected, 1, Told::default()));
         let chat = read(Form::Chat, json!({"logprobs": false, "tools": [], "response_format": {"type": "text"}}));
-        assert_eq!(chat.expect("sound").wanted.tokens, None);
-        let seeds = [(); 2].map(|()| read(Form::Text, json!({})).expect("sound").wanted.sampling.seed);
-        assert_ne!(seeds[0], seeds[1]);
+        assert_eq!(chat.expect("sound").writing.wanted, Wanted::default());
+        assert_eq!(read(Form::Text, json!({"logprobs": false})).expect("sound").writing.wanted.alternatives, None);
     }
 
     #[test]
@@ -208,40 +242,102 @@ mod tests {
         let fields = json!({
             "max_tokens": 5, "max_completion_tokens": 7, "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1,
             "repetition_penalty": 1.5, "stop": ["a", "b"], "stream": true, "stream_options": {"include_usage": true},
-            "seed": 3, "min_tokens": 2, "stop_token_ids": [4, 5], "ignore_eos": true, "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-                                    {"role": "assistant", "content": null}],
+            "seed": 3, "min_tokens": 2, "stop_token_ids": [4, 5], "ignore_eos": true, "n": 3, "best_of": 3,
+            "logprobs": true, "top_logprobs": 2, "logit_bias": {"7": -1.5, "12": 100}, "frequency_penalty": -2,
+            "presence_penalty": 0.25, "return_token_ids": true, "skip_special_tokens": false,
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                         {"role": "assistant", "content": null}],
         });
-        let Asked { prompt, wanted, has_usage, .. } = read(Form::Chat, fields).expect("sound");
+        let Asked { writing, told, .. } = read(Form::Chat, fields).expect("sound");
+        let Writing { prompts, each, wanted, .. } = writing;
         let said = json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
                           {"role": "assistant", "content": null}]);
         let said: Vec<Message> = serde_json::from_value(said).expect("messages");
-        assert_eq!(prompt, Prompt::Chat(said.into()));
-        let sampling = Sampling { top_p: 0.5, min_p: 0.1, repetition_penalty: 1.5, seed: 3, ..Sampling::default() };
+        assert_eq!((prompts, each), (vec![Prompt::Chat(said.into())], 3));
+        let draws = Draws {
+            temperature: Some(0.),
+            top_k: Some(0),
+            top_p: Some(0.5),
+            min_p: Some(0.1),
+            repetition_penalty: Some(1.5),
+        };
         let expected = Wanted {
             tokens: Some(7),
             least: 2,
-            sampling,
+            draws,
+            seed: Some(3),
+            bias: vec![(12, 100.), (7, -1.5)],
+            frequency_penalty: -2.,
+            presence_penalty: 0.25,
+            alternatives: Some(2),
+            prompt_alternatives: None,
             stops: vec!["a".into(), "b".into()],
             ends: vec![4, 5],
             ignores_ends: true,
+            names_special: true,
             tenant: 0,
             is_streamed: true,
         };
-        assert_eq!((wanted, has_usage), (expected, true));
+        assert_eq!(wanted, expected);
+        assert_eq!(told, Told { usage: true, likelihoods: true, ids: true, ..Told::default() });
+        let several = read(Form::Text, json!({"prompt": [[1, 2], [3]], "echo": true})).expect("sound");
+        assert_eq!(several.writing.prompts, [Prompt::Tokens(vec![1, 2]), Prompt::Tokens(vec![3])]);
+        assert!(several.told.prompt);
+    }
+
+    #[test]
+    fn forms_are_read() {
+        let shape = |form, fields| read(form, fields).expect("sound").writing.shape;
+        let schema = json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}});
+        let format = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
+        assert_eq!(shape(Form::Chat, json!({"response_format": format})), Shape::Json(schema.clone()));
+        let object = Shape::Json(json!({"type": "object"}));
+        assert_eq!(shape(Form::Text, json!({"response_format": {"type": "json_object"}})), object);
+        assert_eq!(shape(Form::Text, json!({"structured_outputs": {"json_object": true}})), object);
+        let given = json!({"structured_outputs": {"json": schema.to_string(), "regex": null}});
+        assert_eq!(shape(Form::Text, given), Shape::Json(schema));
+        let choice = Shape::Choice(vec!["yes".into(), "no".into()]);
+        assert_eq!(shape(Form::Chat, json!({"structured_outputs": {"choice": ["yes", "no"]}})), choice);
+        assert_eq!(shape(Form::Text, json!({"structured_outputs": {"regex": "a+"}})), Shape::Regex("a+".into()));
+        let tool = json!([{"type": "function", "function": {"name": "f"}}]);
+        let must = read(Form::Chat, json!({"tools": tool, "tool_choice": "required", "parallel_tool_calls": false}));
+        let must = must.expect("sound");
+        let of = vec![Tool { name: "f".into(), parameters: None }];
+        assert_eq!(must.writing.shape, Shape::Calls { of: of.clone(), are_several: false });
+        assert_eq!((must.writing.tools, must.told.one_call), (of, true));
     }
 
     #[test]
     fn what_is_not_offered_is_said() {
         for (form, fields, expected) in [
-            (Form::Text, json!({"n": 2}), "`n` must be 1"),
-            (Form::Text, json!({"logprobs": 0}), "`logprobs` is not supported"),
-            (Form::Chat, json!({"logprobs": true}), "`logprobs` is not supported"),
+            (Form::Text, json!({"n": 0}), "`n` is 0"),
+            (Form::Text, json!({"n": 129}), "`n` is 129"),
+            (Form::Text, json!({"n": 2, "best_of": 3}), "`best_of` is 3"),
+            (Form::Text, json!({"logprobs": 21}), "`logprobs` is 21"),
+            (Form::Text, json!({"logprobs": true}), "a number of tokens"),
+            (Form::Chat, json!({"logprobs": 1}), "`logprobs`: invalid type"),
+            (Form::Chat, json!({"top_logprobs": 3}), "`top_logprobs` is for requests with `logprobs`"),
+            (Form::Chat, json!({"logprobs": true, "top_logprobs": 21}), "`top_logprobs` is 21"),
+            (Form::Text, json!({"logit_bias": {"a": 1}}), "`logit_bias` names \"a\""),
+            (Form::Text, json!({"logit_bias": {"1": 101}}), "`logit_bias.1` is 101"),
+            (Form::Text, json!({"frequency_penalty": 2.5}), "`frequency_penalty` is 2.5"),
+            (Form::Chat, json!({"echo": true}), "`echo` is not supported"),
             (Form::Chat, json!({"tools": [{"type": "web_search"}]}), "`tools[0]` is of type \"web_search\""),
-            (Form::Chat, json!({"tool_choice": "required"}), "`tool_choice` is not supported"),
+            (Form::Chat, json!({"tool_choice": "required"}), "there are no `tools`"),
             (Form::Text, json!({"tools": [{"type": "function"}]}), "`tools` is not supported"),
-            (Form::Chat, json!({"response_format": {"type": "json_object"}}), "`response_format` is not supported"),
-            (Form::Text, json!({"presence_penalty": 0.5}), "`presence_penalty` is not supported"),
-            (Form::Text, json!({"prompt": ["a", "b"]}), "2 prompts"),
+            (Form::Chat, json!({"response_format": {"type": "xml"}}), "`response_format` of type \"xml\""),
+            (Form::Chat, json!({"response_format": {"type": "json_schema"}}), "`response_format.json_schema.schema`"),
+            (Form::Chat, json!({"response_format": {}}), "`response_format.type` is missing"),
+            (
+                Form::Text,
+                json!({"structured_outputs": {"grammar": "g"}}),
+                "`structured_outputs.grammar` is not supported",
+            ),
+            (Form::Text, json!({"structured_outputs": {"choice": []}}), "`structured_outputs.choice`"),
+            (Form::Text, json!({"structured_outputs": {"regex": "a", "choice": ["b"]}}), "more than one form"),
+            (Form::Text, json!({"presence_penalty": -3}), "`presence_penalty` is -3"),
+            (Form::Text, json!({"prompt": []}), "`prompt` is empty"),
+            (Form::Text, json!({"prompt": "a", "suffix": "b"}), "`suffix` is not supported"),
             (Form::Text, json!({"prompt": 7}), "a list of tokens"),
             (Form::Text, json!({"messages": [{"role": "user", "content": "hi"}]}), "`messages`"),
             (Form::Chat, json!({"prompt": "hi"}), "`prompt`"),

@@ -4,19 +4,21 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use axum::extract::{Request, State};
-use axum::response::sse::{Event, KeepAlive, Sse};
+use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::Json;
 use futures_util::stream::unfold;
 use serde_json::Value;
 
-use crate::generate::Answer;
-use crate::model::{Failure, Result};
+use crate::generate::Piece;
+use crate::model::Result;
 
 use super::super::service::Service;
+use super::choices::{Choices, Coming, Event};
 use super::events::Frame;
+use super::form::Form;
 use super::refusal::{error, refusal, PROTOCOL};
-use super::request::{Asked, Form};
+use super::request::Asked;
 
 pub(super) async fn completions(State(service): State<Service>, request: Request) -> Response {
     answered(&service, request, Form::Text).await
@@ -35,59 +37,92 @@ async fn answered(service: &Service, request: Request, form: Form) -> Response {
 async fn written(service: &Service, request: Request, form: Form) -> Result<Response> {
     let (parts, body) = request.into_parts();
     let bytes = service.body(&parts, body).await?;
-    let Asked { model, prompt, wanted, has_usage } = Asked::read(&bytes, form, service.limits.allows_unread)?;
+    let Asked { model, writing, told } = Asked::read(&bytes, form, service.limits.allows_unread)?;
     let context = service.context(&parts.extensions, None)?;
-    let is_streamed = wanted.is_streamed;
-    let mut answer = service.generate(&model, prompt, wanted, context).await?;
-    let frame = Frame::new(form, model, has_usage);
+    let (is_streamed, each, tools) = (writing.wanted.is_streamed, writing.each, writing.tools.clone());
+    let answers = service.generate(&model, writing, context).await?;
+    let mut frame = Frame::new(form, model, told, &answers, each, &tools)?;
+    let mut texts = vec![(Piece::default(), None); answers.len()];
+    let mut choices = Choices::new(answers);
     if !is_streamed {
-        let text = answer.whole().await?;
-        return Ok(Json(frame.whole(&text, answer.finish(), answer.usage())).into_response());
+        while let Some((index, event)) = choices.next().await {
+            let (event, read) = event?;
+            frame.read(index, read);
+            match event {
+                Event::Piece(piece) => {
+                    texts[index].0.text += &piece.text;
+                    texts[index].0.tokens.extend(piece.tokens);
+                }
+                Event::End(finish, usage) => {
+                    frame.count(index, usage);
+                    texts[index].1 = finish;
+                }
+            }
+        }
+        return Ok(Json(frame.whole(texts)?).into_response());
     }
     // A failure before the first piece still has a status of its own.
-    let first = answer.next().await?;
+    let first = choices.next().await;
+    let first = first.map(|(index, event)| event.map(|event| (index, event))).transpose()?;
     let mut streaming =
-        Streaming { ready: frame.beginning().into_iter().map(event).collect(), frame, answer, is_over: false };
-    streaming.told(Ok(first));
+        Streaming { ready: frame.beginning().iter().map(data).collect(), frame, choices, is_over: false };
+    streaming.tell(first.map(|(index, event)| (index, Ok(event))));
     let events = unfold(streaming, |mut streaming| async { Some((streaming.next().await?, streaming)) });
     Ok(Sse::new(events).keep_alive(KeepAlive::default()).into_response())
 }
 
-/// A text on its way. Dropping it, as a client that goes makes the server do, cancels its request.
+/// Texts on their way.
 struct Streaming {
-    answer: Answer,
+    choices: Choices,
     frame: Frame,
-    ready: VecDeque<Event>,
+    ready: VecDeque<sse::Event>,
     is_over: bool,
 }
 
 impl Streaming {
-    async fn next(&mut self) -> Option<Result<Event, Infallible>> {
-        if self.ready.is_empty() && !self.is_over {
-            let piece = self.answer.next().await.map_err(Failure::from);
-            self.told(piece);
+    async fn next(&mut self) -> Option<Result<sse::Event, Infallible>> {
+        while self.ready.is_empty() && !self.is_over {
+            let event = self.choices.next().await;
+            self.tell(event);
         }
         self.ready.pop_front().map(Ok)
     }
 
-    /// The events of a piece, or of the end.
-    fn told(&mut self, piece: Result<Option<String>>) {
-        match piece {
-            Ok(Some(piece)) => return self.ready.push_back(event(self.frame.piece(&piece))),
-            Ok(None) => {
-                self.ready.extend(self.frame.end(self.answer.finish(), self.answer.usage()).into_iter().map(event));
-                self.ready.push_back(Event::default().data("[DONE]"));
+    /// Makes events of what came of a text, or of the end of all.
+    fn tell(&mut self, event: Option<(usize, Result<Coming>)>) {
+        let told = match event {
+            Some((index, Ok(event))) => self.told(index, event),
+            Some((_, Err(failure))) => Err(failure),
+            None => {
+                self.ready.extend(self.frame.last().iter().map(data));
+                self.ready.push_back(sse::Event::default().data("[DONE]"));
+                self.is_over = true;
+                return;
             }
+        };
+        match told {
+            Ok(told) => self.ready.extend(told.iter().map(data)),
             Err(failure) => {
                 tracing::debug!(protocol = PROTOCOL, outcome = failure.outcome(), "a stream failed");
-                self.ready.push_back(event(error(&failure)));
+                self.ready.push_back(data(&error(&failure)));
+                self.is_over = true;
             }
         }
-        self.is_over = true;
+    }
+
+    fn told(&mut self, index: usize, (event, read): Coming) -> Result<Vec<Value>> {
+        self.frame.read(index, read);
+        match event {
+            Event::Piece(piece) => self.frame.piece(index, piece),
+            Event::End(finish, usage) => {
+                self.frame.count(index, usage);
+                self.frame.end(index, finish)
+            }
+        }
     }
 }
 
-fn event(told: Value) -> Event {
+fn data(told: &Value) -> sse::Event {
     // On one line.
-    Event::default().data(told.to_string())
+    sse::Event::default().data(told.to_string())
 }

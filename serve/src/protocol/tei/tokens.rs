@@ -10,6 +10,7 @@ use super::inputs::Asked;
 use crate::embed::Token;
 use crate::model::{Failure, Kind, Result};
 
+use super::super::openai::AskedTokens;
 use super::super::service::Service;
 
 /// One or several.
@@ -45,16 +46,31 @@ impl From<Token> for Told {
     }
 }
 
+/// What tokens are asked for.
+enum Wanted {
+    /// Of texts: the model, whether special tokens are added, and the texts.
+    Texts(Asked, bool, Vec<String>),
+    /// Of a prompt, as vLLM's clients ask.
+    Prompt(AskedTokens),
+}
+
 /// `/tokenize`.
 pub(super) async fn tokenize(State(service): State<Service>, request: Request) -> Response {
     answer(
         service,
         request,
         |fields| {
+            if AskedTokens::is_of(fields) {
+                return Ok(Wanted::Prompt(AskedTokens::read(fields)?));
+            }
             let texts = fields.need::<Several<String>>("inputs")?.list();
-            Ok((Asked::read(fields)?, texts, fields.take("add_special_tokens")?.unwrap_or(true)))
+            Ok(Wanted::Texts(Asked::read(fields)?, fields.take("add_special_tokens")?.unwrap_or(true), texts))
         },
-        |service, (Asked { model, options }, texts, adds), _| async move {
+        |service, wanted, context| async move {
+            let (Asked { model, options }, adds, texts) = match wanted {
+                Wanted::Texts(asked, adds, texts) => (asked, adds, texts),
+                Wanted::Prompt(asked) => return asked.tokens(service, context).await,
+            };
             let (_, found) = service.reader(model.as_deref(), |_| true, "a model that reads texts")?;
             service.check_rows(texts.len())?;
             let tokens = move || -> Result<Vec<Vec<Told>>> {
