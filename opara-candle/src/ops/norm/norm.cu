@@ -1,5 +1,6 @@
 // Layer norm and RMS norm of rows of x + bias + residual; bias and residual may be null. `fma` is written out wherever
 // a result is rounded once, so that its bits do not depend on the compiler.
+#include "dependent.cuh"
 #include "rows.cuh"
 
 // The row to normalise, x + bias + residual. Unless `rounded` is null, the sum is rounded to T, stored there, and
@@ -125,7 +126,8 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
 }
 
 // Kernels for rows of any length, and SHORT ones for rows of at most one 16-byte vector per thread. `add_rms_norm`
-// writes the sum, and behind it the normalised sum.
+// writes the sum, and behind it the normalised sum. A decoder's steps have an RMS norm between products, whose kernels ask for weights
+// while it runs.
 #define NORMS(T, SHORT, NAME)                                                                                          \
     extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_layer_##NAME(size_t rows, unsigned columns,   \
         float eps, const T *x, const T *bias, const T *residual, const T *scale, const T *shift, T *y) {               \
@@ -133,6 +135,8 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_rms_##NAME(size_t rows, unsigned columns, float eps, \
         const T *x, const T *scale, T *y) {                                                                            \
+        trigger_dependents();                                                                                          \
+        wait_for_predecessors();                                                                                       \
         norm<T, false, SHORT>(rows, columns, eps, x, nullptr, nullptr, scale, nullptr, nullptr, y);                    \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(MAX_THREADS) opara_norm_add_rms_##NAME(size_t rows, unsigned columns, \
