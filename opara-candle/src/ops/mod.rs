@@ -202,6 +202,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     embedding::launch::DECLARED,
     error_totals::launch::DECLARED,
     gemv::launch::DECLARED,
+    gemv::warpgroup::DECLARED,
     group_norm::launch::DECLARED,
     heads::launch::DECLARED,
     matmul::launch::DECLARED,

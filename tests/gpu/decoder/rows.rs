@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use candle::quantized::{GgmlDType, QTensor};
-use candle::{DType, Tensor};
+use candle::{DType, Device, Tensor};
 use opara_candle::ops::{self, Activation, QuantizedWeight};
 use opara_models::decoder::{Config, Decoder};
 
@@ -42,6 +42,71 @@ fn rows_of_products_are_the_same_from_two_to_eight() -> Result<()> {
                         "product {at}: {count} rows of {inner} by {columns}, {dtype:?}"
                     );
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows up to which products of 16 bits have one family of kernels: on Hopper.
+const MANY: usize = 64;
+
+#[cfg(not(feature = "cuda"))]
+fn is_hopper(_: &Device) -> Result<bool> {
+    Ok(false)
+}
+
+#[cfg(feature = "cuda")]
+fn is_hopper(device: &Device) -> Result<bool> {
+    let stream = device.as_cuda_device()?.cuda_stream();
+    Ok(stream.context().compute_capability()? == (9, 0))
+}
+
+/// Sizes of published models among them: Qwen2.5-0.5B's, Llama-3.2-1B's, Llama-3.1-8B's, and the longest rows of Qwen2.5-7B.
+#[test]
+fn rows_of_products_of_16_bits_are_the_same_from_two_to_64() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    if !is_hopper(&device)? {
+        return Ok(());
+    }
+    device.set_seed(7)?;
+    let sizes =
+        [(33, 104), (301, 904), (1152, 896), (3072, 2048), (2048, 8192), (6144, 4096), (4096, 14_336), (64, 18_944)];
+    for ((columns, inner), dtype) in sizes.iter().flat_map(|&sizes| [(sizes, DType::F16), (sizes, DType::BF16)]) {
+        let on_gpu = |by: f64, shape: (usize, usize)| (Tensor::randn(0f32, 1., shape, &device)? * by)?.to_dtype(dtype);
+        let (x, weight) = (on_gpu(1., (MANY, inner))?, on_gpu((inner as f64).powf(-0.5), (2 * columns, inner))?);
+        let (scale, bias) = (on_gpu(1., (1, inner))?.flatten_all()?, on_gpu(1., (1, 2 * columns))?.flatten_all()?);
+        let residual = on_gpu(1., (MANY, 2 * columns))?;
+        let products = |from, count| -> candle::Result<[Tensor; 3]> {
+            let (x, residual) = (rows(&x, from, count)?, rows(&residual, from, count)?);
+            Ok([
+                ops::norm_linear(&x, Some((&scale, 1e-5)), &weight, Some(&bias), Some(&residual))?,
+                ops::norm_linear_act(&x, None, &weight, Some(&bias), Activation::Silu)?,
+                ops::norm_gated(&x, None, &weight, Some(&bias), Activation::Silu)?,
+            ])
+        };
+        let all = products(0, MANY)?;
+        let is_near = |got: &Tensor, expected: &Tensor, what: &str| -> Result<()> {
+            let difference = (got.to_dtype(DType::F32)? - expected)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
+            let far = (difference / expected.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt();
+            let most = if dtype == DType::F16 { 1e-3 } else { 5e-3 };
+            assert!(far < most, "{what}, {inner} by {columns}, {dtype:?}: off by {far:.1e}");
+            Ok(())
+        };
+        let [x32, weight32, bias32] = [&x, &weight, &bias].map(|tensor| tensor.to_dtype(DType::F32));
+        let plain = x32?.matmul(&weight32?.t()?)?.broadcast_add(&bias32?)?;
+        is_near(&all[1], &plain.silu()?, "activation")?;
+        is_near(&all[2], &(plain.narrow(1, 0, columns)?.silu()? * plain.narrow(1, columns, columns)?)?, "gated")?;
+        let composed =
+            ops::rms_norm(&x, &scale, 1e-5)?.to_dtype(DType::F32)?.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
+        let composed = (composed.broadcast_add(&bias.to_dtype(DType::F32)?)? + residual.to_dtype(DType::F32)?)?;
+        is_near(&all[0], &composed, "residual")?;
+        for (count, from) in
+            [2, 3, 8, 9, 16, 17, 33, 63].into_iter().flat_map(|count| [(count, 0), (count, MANY - count)])
+        {
+            for (at, (got, all)) in products(from, count)?.iter().zip(&all).enumerate() {
+                let is_same = same_bits(got, &rows(all, from, count)?)?;
+                assert!(is_same, "product {at}: {count} rows of {inner} by {columns}, {dtype:?}");
             }
         }
     }

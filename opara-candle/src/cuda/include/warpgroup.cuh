@@ -29,7 +29,8 @@ template <typename T> __device__ inline unsigned long long matrix_descriptor(con
 #define SUMS_8(n) SUMS_4(n), SUMS_4(n + 1)
 #define SUMS_16(n) SUMS_8(n), SUMS_8(n + 2)
 #define SUMS_32(n) SUMS_16(n), SUMS_16(n + 4)
-#define NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define NAMES_4 "%0, %1, %2, %3"
+#define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_20 NAMES_16 ", %16, %17, %18, %19"
 #define NAMES_32 NAMES_20 ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -55,13 +56,13 @@ __device__ inline void wgmma(float (&c)[8][4], const unsigned (&a)[4], unsigned 
                   : __VA_ARGS__                                                                                        \
                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adds), "n"((int)TRANSPOSED));         \
     }
-// The same with a in shared memory, too, and b 64 x 16.
-#define WGMMA_SHARED(TYPE)                                                                                             \
-    __device__ inline void wgmma(float (&c)[8][4], unsigned long long a, unsigned long long b, bool adds, TYPE) {      \
-        WARPGROUP("{.reg .pred adds;\nsetp.ne.b32 adds, %34, 0;\n"                                                     \
-                  "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME_##TYPE "." NAME_##TYPE " {" NAMES_32 "}, "        \
-                  "%32, %33, adds, 1, 1, 0, 0;}"                                                                       \
-                  : SUMS_32(0)                                                                                         \
+// The same with a in shared memory, too. The bits of a column of the result do not depend on N (H200, a test).
+#define WGMMA_SHARED(N, SIZE, TYPE, NAMES, A, B, ADDS, ...)                                                            \
+    __device__ inline void wgmma(float (&c)[N][4], unsigned long long a, unsigned long long b, bool adds, TYPE) {      \
+        WARPGROUP("{.reg .pred adds;\nsetp.ne.b32 adds, " ADDS ", 0;\n"                                                \
+                  "wgmma.mma_async.sync.aligned.m64n" SIZE "k16.f32." NAME_##TYPE "." NAME_##TYPE " {" NAMES "}, "     \
+                  A ", " B ", adds, 1, 1, 0, 0;}"                                                                      \
+                  : __VA_ARGS__                                                                                        \
                   : "l"(a), "l"(b), "r"((int)adds));                                                                   \
     }
 #define NAME___half "f16"
@@ -71,7 +72,10 @@ __device__ inline void wgmma(float (&c)[8][4], const unsigned (&a)[4], unsigned 
     WGMMA(4, "32", TYPE, NAMES_16, "%16, %17, %18, %19", "%20", "%21", "%22", SUMS_16(0))                              \
     WGMMA(5, "40", TYPE, NAMES_20, "%20, %21, %22, %23", "%24", "%25", "%26", SUMS_16(0), SUMS_4(4))                   \
     WGMMA(8, "64", TYPE, NAMES_32, "%32, %33, %34, %35", "%36", "%37", "%38", SUMS_32(0))                              \
-    WGMMA_SHARED(TYPE)
+    WGMMA_SHARED(1, "8", TYPE, NAMES_4, "%4", "%5", "%6", SUMS_4(0))                                                   \
+    WGMMA_SHARED(2, "16", TYPE, NAMES_8, "%8", "%9", "%10", SUMS_8(0))                                                 \
+    WGMMA_SHARED(4, "32", TYPE, NAMES_16, "%16", "%17", "%18", SUMS_16(0))                                             \
+    WGMMA_SHARED(8, "64", TYPE, NAMES_32, "%32", "%33", "%34", SUMS_32(0))
 WGMMAS(__half)
 WGMMAS(__nv_bfloat16)
 
@@ -79,9 +83,13 @@ WGMMAS(__nv_bfloat16)
 // registers.
 __device__ inline void wgmma_fence() { WARPGROUP("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { WARPGROUP("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Waits until of the committed groups the latest PENDING at most are not done. `c` is what the others computed.
-template <int PENDING = 0, int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
+// Waits until of the committed groups the latest PENDING at most are not done.
+template <int PENDING = 0> __device__ inline void wgmma_wait() {
     WARPGROUP("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// The same; `c` is what the others computed.
+template <int PENDING = 0, int N> __device__ inline void wgmma_wait(float (&c)[N][4]) {
+    wgmma_wait<PENDING>();
     // An empty asm that "writes" c: otherwise the compiler could read c before the wait.
 #pragma unroll
     for (int n = 0; n < N; n++)

@@ -5,9 +5,10 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Epilogue, Operands, Sizes};
+use super::warpgroup;
 use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
-use crate::ops::{Activation, RmsScale};
+use crate::ops::{rms_norm, Activation, RmsScale};
 
 /// `residual + activation(norm(x) * weightᵀ + bias)`; `None` where other operators have to do it, or have to refuse.
 pub(super) fn norm_linear(
@@ -51,6 +52,16 @@ fn run(
         return Ok(None);
     }
     let rows = x.elem_count() / inner.max(1);
+    let capabilities = Capabilities::of(x.device().as_cuda_device()?, warpgroup::CODE)?;
+    if let Some(of) = warpgroup::Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) {
+        // A launch of its own: while it runs, the product's kernel asks for weights.
+        let x = norm.map_or_else(|| x.contiguous(), |(scale, eps)| rms_norm(x, scale, eps))?;
+        let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
+        let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
+        if begin_wide([&x, weight])? {
+            return launched(Rows { of, weight: weight.clone(), bias, residual }, &x, shape).map(Some);
+        }
+    }
     let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::CODE)?;
     let Some(of) = Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
@@ -81,6 +92,26 @@ impl Kernel for Few {
             let Some(weight) = &weight else { bail!("there is a weight") };
             let (scale, bias, residual) = (scale.as_ref(), bias.as_ref(), residual.as_ref());
             launch::gemv(device, &self.of, &x, &Operands { scale, eps: self.eps, weight, bias, residual }, y)
+        })
+    }
+}
+
+struct Rows {
+    of: warpgroup::Sizes,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+}
+
+impl Kernel for Rows {
+    const NAME: &'static str = "gemv_warpgroup";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
+        let operands = [Some(&self.weight), self.bias.as_ref(), self.residual.as_ref()];
+        with_elements(operands, |[weight, bias, residual]| {
+            let Some(weight) = &weight else { bail!("there is a weight") };
+            let (bias, residual) = (bias.as_ref(), residual.as_ref());
+            warpgroup::product(device, &self.of, &x, &warpgroup::Operands { weight, bias, residual }, y)
         })
     }
 }

@@ -50,7 +50,7 @@ const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 };
 const TENSOR: Division = Division { rows: 16, chunk: 2 * 128, blocks: 2 };
 
 /// Multiprocessors that a weight is split for: an H100's on every device, since splits decide bits.
-const PROCESSORS: usize = 132;
+pub(super) const PROCESSORS: usize = 132;
 
 /// Chunks of its rows that a warp of `gemv.cuh` asks for ahead (`STEPS`), and one of `gemv_tensor.cuh` at most.
 const STEPS: usize = 4;

@@ -4,6 +4,8 @@
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(feature = "cuda")]
+pub(super) mod warpgroup;
 
 use candle::{bail, Result, Tensor, D};
 
@@ -17,11 +19,12 @@ use crate::cpu::record::apply;
 /// `(.., out)`: the products of a decoder's layer.
 ///
 /// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: in f16 and bf16 two rows or more on tensor
-/// cores. Sums are in f32. More rows are a norm, a product and a sum. So are fewer where there is no kernel: for rows of a length that 16
-/// bytes do not divide, or of which eight do not fit into shared memory.
+/// cores. Sums are in f32. On Hopper, two to 64 rows in f16 and bf16 are a norm, and a launch for all else. More rows are a norm, a product
+/// and a sum. So are fewer where there is no kernel: for rows of a length that 16 bytes do not divide, or, before Hopper, of which eight do
+/// not fit into shared memory.
 ///
-/// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others. One row alone may have
-/// another kernel, and so may each number of rows above eight.
+/// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others: from two to 64 in f16 and
+/// bf16 on Hopper, for rows of a length that 16 bytes divide. One row alone may have another kernel, and so may each number of rows above.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};

@@ -1,0 +1,246 @@
+//! Launches of `gemv_warpgroup.cuh`: products with 2 to 64 rows of 16 bits, whose bits do not depend on how many there are.
+
+use candle::{CudaDevice, DType, Result};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
+
+use super::launch::{Epilogue, PROCESSORS};
+use crate::cuda::driver::kernels::{kernels, ptx, wide, Capabilities};
+
+kernels! {
+    /// `activation(x * weightᵀ + bias) + residual` for `rows` rows of `x`.
+    Product<T> = "opara_matmul_rows_" for [f16 bf16] needs [Warpgroups] {
+        rows: u32, columns: u32, inner: u32, activation: i32,
+        x: wide in T [rows * inner],
+        weight: early wide in T [columns * inner],
+        bias: opt T [columns],
+        residual: opt T [rows * columns],
+        y: out T [rows * columns],
+    }
+
+    /// `activation(x * gateᵀ) * (x * upᵀ)`, where a weight is `gate` and then `up`.
+    GatedProduct<T> = "opara_matmul_gated_rows_" for [f16 bf16] needs [Warpgroups] {
+        rows: u32, columns: u32, inner: u32, activation: i32,
+        x: wide in T [rows * inner],
+        weight: early wide in T [2 * columns * inner],
+        bias: opt T [2 * columns],
+        y: out T [rows * columns],
+    }
+}
+
+/// `ROWS`, `PITCH` and `THREADS` of the header.
+const ROWS: usize = 64;
+const PITCH: usize = ROWS + 4;
+const THREADS: usize = 128;
+
+/// Bytes of a row that a block multiplies at a time.
+const LINE: usize = 128;
+
+/// Rows of `x` that kernels take at most.
+const WIDTHS: [usize; 4] = [8, 16, 32, 64];
+
+/// Blocks of a cluster, which share the inner dimension.
+const SPLITS: [usize; 4] = [1, 2, 4, 8];
+
+/// Blocks that a weight is split into at most, for each multiprocessor.
+const MOST_BLOCKS: usize = 3;
+
+/// Blocks of a multiprocessor that run side by side at most, without room for others.
+const BESIDE: usize = 4;
+
+/// Steps that a block has in shared memory: one that is multiplied, and what `wait_for_first` counts.
+const MOST_SLOTS: usize = 9;
+const LEAST_SLOTS: usize = 3;
+
+/// Shared memory of a block that its kernel does not see.
+const RESERVED: usize = 1 << 10;
+
+/// Code that says what the kernels were compiled for.
+pub(super) const CODE: &str = ptx::GEMV_WARPGROUP_BF16;
+
+/// Sizes of such a product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Sizes {
+    dtype: DType,
+    /// Rows of `x`.
+    rows: usize,
+    /// Results of each.
+    columns: usize,
+    /// Elements of a row.
+    inner: usize,
+    epilogue: Epilogue,
+    /// Bytes of shared memory that a block takes: its part of a multiprocessor's.
+    shared: usize,
+}
+
+impl Sizes {
+    /// Of these sizes, if there is a kernel for them. All numbers of rows from two to the most that kernels take have one, or none has.
+    pub fn new(
+        dtype: DType,
+        [rows, columns, inner]: [usize; 3],
+        epilogue: Epilogue,
+        capabilities: &Capabilities,
+    ) -> Option<Self> {
+        let is_known = Product::<()>::is_for(dtype) && Product::<()>::runs_on(capabilities);
+        let are_few = (2..=WIDTHS[WIDTHS.len() - 1]).contains(&rows);
+        let are_countable = columns > 0 && inner > 0 && columns.max(inner) <= 1 << 28;
+        if !(is_known && are_few && are_countable && inner.is_multiple_of(wide(dtype))) {
+            return None;
+        }
+        let mut of = Self { dtype, rows, columns, inner, epilogue, shared: 0 };
+        let whole = capabilities.shared_beside(0) + RESERVED;
+        of.shared = (whole / of.beside() - RESERVED).min(MOST_SLOTS * of.slot());
+        (of.shared >= LEAST_SLOTS * of.slot() && of.shared >= of.sums()).then_some(of)
+    }
+
+    /// Rows of the kernel.
+    fn width(&self) -> usize {
+        WIDTHS.into_iter().find(|&width| self.rows <= width).unwrap_or(self.rows)
+    }
+
+    /// Bytes of a step.
+    fn slot(&self) -> usize {
+        (ROWS + self.width()) * LINE
+    }
+
+    /// Bytes of a block's sums.
+    fn sums(&self) -> usize {
+        self.width() * PITCH * size_of::<f32>()
+    }
+
+    /// Sets of rows of the weight, of which each has a cluster.
+    fn clusters(&self) -> usize {
+        self.columns.div_ceil(ROWS / self.epilogue.rows())
+    }
+
+    /// Blocks of a cluster: as many as multiprocessors have room for, with two steps each. It depends on the weight alone, so that the bits
+    /// of a row do not depend on how many there are.
+    fn splits(&self) -> usize {
+        let steps = (self.inner * self.dtype.size_in_bytes()).div_ceil(LINE);
+        let fit = |&splits: &usize| self.clusters() * splits <= MOST_BLOCKS * PROCESSORS && 2 * splits <= steps;
+        SPLITS.into_iter().rev().find(fit).unwrap_or(1)
+    }
+
+    /// Blocks that share a multiprocessor's memory: no more than lie there if all have as many, since the next kernel's blocks begin where
+    /// this one's end, and would gather on those that are free first. Clusters are not packed so densely: they have room for one more.
+    fn beside(&self) -> usize {
+        let splits = self.splits();
+        (self.clusters() * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1)
+    }
+
+    /// The variant of the kernel, and its launch shape.
+    fn launch(&self) -> (String, LaunchConfig) {
+        let splits = self.splits();
+        let config = LaunchConfig {
+            grid_dim: (self.clusters() as u32, 1, splits as u32),
+            block_dim: (THREADS as u32, 1, 1),
+            shared_mem_bytes: self.shared as u32,
+        };
+        (format!("{}_by{splits}_{}", self.width(), self.dtype.as_str()), config)
+    }
+
+    /// The module that has the kernel.
+    fn module(&self) -> &'static str {
+        match self.dtype {
+            DType::F16 => ptx::GEMV_WARPGROUP_F16,
+            _ => ptx::GEMV_WARPGROUP_BF16,
+        }
+    }
+}
+
+/// The operands of a launch besides `x`.
+pub(super) struct Operands<'a, T> {
+    pub weight: &'a CudaView<'a, T>,
+    pub bias: Option<&'a CudaView<'a, T>>,
+    pub residual: Option<&'a CudaView<'a, T>>,
+}
+
+/// The product `of` the operands into `y`.
+///
+/// # Errors
+/// Slices that are too short or begin elsewhere than at multiples of 16 bytes, or a launch that fails.
+pub(super) fn product<T: DeviceRepr>(
+    device: &CudaDevice,
+    of: &Sizes,
+    x: &CudaView<T>,
+    operands: &Operands<T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Sizes { rows, columns, inner, .. } = *of;
+    let Operands { weight, bias, residual } = *operands;
+    let ((variant, config), code, y) = (of.launch(), of.module(), y.as_view_mut());
+    match of.epilogue {
+        Epilogue::Added(activation) => {
+            let activation = activation.code();
+            Product { rows, columns, inner, activation, x, weight, bias, residual, y }
+                .launch(device, &variant, code, config)
+        }
+        Epilogue::Gated(activation) => {
+            let activation = activation.code();
+            GatedProduct { rows, columns, inner, activation, x, weight, bias, y }.launch(device, &variant, code, config)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::driver::kernels::capabilities::tests::{capabilities, of_build};
+    use crate::ops::Activation;
+
+    const PLAIN: Epilogue = Epilogue::Added(Activation::None);
+    const GATED: Epilogue = Epilogue::Gated(Activation::Silu);
+
+    fn of(rows: usize, columns: usize, inner: usize, epilogue: Epilogue) -> Option<Sizes> {
+        Sizes::new(DType::BF16, [rows, columns, inner], epilogue, &capabilities("sm_90a", 90, 227 << 10))
+    }
+
+    #[test]
+    fn all_from_two_to_64_rows_have_a_kernel_and_share_their_splits() {
+        // Llama-3.1-8B's, Llama-3.2-1B's, Qwen2.5-0.5B's, a head, and rows longer than any.
+        let weights = [
+            (6144, 4096, PLAIN, 4),
+            (4096, 4096, PLAIN, 4),
+            (14_336, 4096, GATED, 1),
+            (4096, 14_336, PLAIN, 4),
+            (3072, 2048, PLAIN, 8),
+            (2048, 8192, PLAIN, 8),
+            (1152, 896, PLAIN, 4),
+            (128_256, 2048, PLAIN, 1),
+            (64, 1 << 20, PLAIN, 8),
+            (8, 8, GATED, 1),
+        ];
+        for (columns, inner, epilogue, splits) in weights {
+            for rows in 2..=64 {
+                let of = of(rows, columns, inner, epilogue).expect("it fits");
+                assert_eq!(of.splits(), splits, "{of:?}");
+                assert!(of.shared >= LEAST_SLOTS * of.slot() && of.shared >= of.sums(), "{of:?}");
+                assert!(of.beside() * (of.shared + RESERVED) <= 228 << 10, "{of:?}");
+            }
+        }
+        assert_eq!(of(1, 64, 64, PLAIN), None, "one row has a kernel of its own");
+        assert_eq!(of(65, 64, 64, PLAIN), None, "more rows than kernels take");
+        assert_eq!(of(2, 64, 100, PLAIN), None, "rows that 16 bytes do not divide");
+    }
+
+    #[test]
+    fn only_hopper_with_its_own_code_has_these_kernels() {
+        for (target, device, shared) in [("sm_80", 90, 227 << 10), ("sm_80", 80, 163 << 10), ("sm_89", 89, 99 << 10)] {
+            let capabilities = capabilities(target, device, shared);
+            assert_eq!(Sizes::new(DType::F16, [8, 64, 64], PLAIN, &capabilities), None, "{target} on {device}");
+        }
+        let hopper = capabilities("sm_90a", 90, 227 << 10);
+        assert_eq!(Sizes::new(DType::F32, [8, 64, 64], PLAIN, &hopper), None);
+        assert_eq!(CODE.contains(".entry"), of_build(CODE).has_warpgroups());
+    }
+
+    #[test]
+    fn the_blocks_of_a_multiprocessor_share_its_memory() {
+        let shared =
+            |rows, columns, inner, epilogue| of(rows, columns, inner, epilogue).map(|of| (of.beside(), of.shared));
+        assert_eq!(shared(8, 64, 4096, PLAIN), Some((2, 9 * 72 * 128)), "as much as is counted");
+        assert_eq!(shared(16, 4096, 4096, PLAIN), Some((3, 75 << 10)));
+        assert_eq!(shared(64, 4096, 4096, PLAIN), Some((3, 75 << 10)));
+        assert_eq!(shared(64, 14_336, 4096, GATED), Some((4, 56 << 10)));
+        assert_eq!(shared(64, 128_256, 2048, PLAIN), Some((4, 56 << 10)));
+    }
+}
