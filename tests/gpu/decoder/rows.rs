@@ -202,3 +202,32 @@ fn texts_are_the_same_beside_others() -> Result<()> {
     }
     Ok(())
 }
+
+/// Of 16 bits, with sizes that vectors of 16 bytes divide, as published models have.
+#[test]
+fn texts_of_16_bits_are_the_same_beside_up_to_64() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    if !is_hopper(&device)? {
+        return Ok(());
+    }
+    for (hidden, head_dim, intermediate) in [(128, 64, 192), (96, 48, 104), (896, 64, 4864)] {
+        let config = Config::from_json(&serde_json::json!({
+            "model_type": "qwen2", "vocab_size": 300, "hidden_size": hidden, "intermediate_size": intermediate,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": head_dim,
+            "max_position_embeddings": 256,
+        }))?;
+        for dtype in [DType::F16, DType::BF16] {
+            let model = Decoder::load(opara_weights::seeded(5, dtype, &device), &config, 64)?;
+            let texts: Vec<u32> = (0..MANY as u32).collect();
+            let all = written(&model, &texts)?;
+            for count in [2, 3, 8, 9, 16, 17, 33, 63] {
+                let got = written(&model, &texts[MANY - count..])?;
+                for at in [0, count / 2, count - 1] {
+                    let said = format!("beside {count}, hidden {hidden}, {dtype:?}");
+                    assert_same(&got, at, &all, MANY - count + at, &said)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
