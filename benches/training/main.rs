@@ -8,7 +8,7 @@
 mod models;
 
 use std::fs::File;
-use std::io::Write;
+use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -20,6 +20,7 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
 use opara_candle::device_memory::watch;
 use opara_candle::optim::AdamW;
+use opara_candle::plan::trace::Measured;
 use opara_candle::{Numerics, OparaExecutor};
 use opara_examples::{exit_code, types, variables};
 use serde_json::{json, Value};
@@ -47,6 +48,10 @@ struct Args {
     /// Steps to measure.
     #[arg(long, default_value_t = 30, value_parser = RangedU64ValueParser::<usize>::new().range(3..))]
     steps: usize,
+
+    /// Folder for the trace of each captured step, with the time of each launch and of each scheduler's replay, for the program `opara`.
+    #[arg(long)]
+    traces: Option<PathBuf>,
 
     /// File to write one line of JSON a contestant to.
     #[arg(long)]
@@ -105,6 +110,14 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
                 line["reason"] = report.reason().into();
                 line["gpu_ms"] = (report.replay_us() / 1e3).into();
                 line["launches"] = report.counts().ops.into();
+            }
+            if let Some(folder) = &args.traces {
+                let trace = trainer.measure(&batch)?;
+                let ms = |of: &Measured| (of.schedule.clone(), json!(of.nanos as f64 / 1e6));
+                line["schedules_ms"] = Value::Object(trace.measured.iter().map(ms).collect());
+                std::fs::create_dir_all(folder)?;
+                let name = format!("{}-{}-{}-{contestant}.trace", model.name, args.dtype.as_str(), args.batch);
+                trace.write_to(BufWriter::new(File::create(folder.join(name))?))?;
             }
             Ok(line)
         }

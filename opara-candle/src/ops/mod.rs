@@ -104,10 +104,14 @@ mod pool;
 mod quantized;
 mod rotary;
 mod sample;
+#[cfg(any(feature = "cuda", test))]
+mod small_product;
 mod softmax;
 #[cfg(feature = "cuda")]
 #[cfg_attr(not(feature = "cudnn"), allow(dead_code, reason = "cuDNN's builds choose it"))]
 mod space_to_depth;
+#[cfg(feature = "cuda")]
+mod tables;
 mod upsample;
 mod view;
 mod window;
@@ -166,8 +170,12 @@ pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, Quan
 pub use rotary::{rope, rope_i};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 #[cfg(any(feature = "cuda", test))]
+pub(crate) use small_product::{small_gradients, small_product, SmallGradients};
+#[cfg(any(feature = "cuda", test))]
 pub(crate) use softmax::softmax_backward;
 pub use softmax::{add_softmax, softmax_last_dim};
+#[cfg(feature = "cuda")]
+pub(crate) use tables::{average, turned, Average};
 pub use upsample::upsample_nearest2d;
 pub use view::{broadcast_as, contiguous, narrow, permute, reshape, squeeze, transpose, unsqueeze};
 pub use window::{ConvConfig, Padding, PoolConfig};
@@ -194,6 +202,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     cat::launch::DECLARED,
     causal_attention::launch::DECLARED,
     column_sums::launch::DECLARED,
+    conv::gradient_launch::DECLARED,
     conv::launch::DECLARED,
     cross_entropy::launch::DECLARED,
     double_binary::launch::DECLARED,
@@ -216,8 +225,10 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     quantized::launch::DECLARED,
     quantized::of_blocks::DECLARED,
     sample::launch::DECLARED,
+    small_product::launch::DECLARED,
     softmax::launch::DECLARED,
     space_to_depth::launch::DECLARED,
+    tables::launch::DECLARED,
     upsample::launch::DECLARED,
     write_rows::launch::DECLARED,
 ];

@@ -37,6 +37,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Pool { window, end, is_max } => padded_pool(of, node, window, *end, *is_max),
         Compute::Attention(scores) => attention(of, node, scores),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
+        Compute::ActivatedProduct { activation } => activated_product(of, node, activation),
         Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
         Compute::ProductsOfOne { others, have_bias, tokens, size } => {
             products_of_one(of, node, others, have_bias, [*tokens as usize, *size as usize])
@@ -352,6 +353,17 @@ fn linear(of: &mut Evaluation, node: &Node, activation: Option<&str>) -> Result<
     let (x, weight) = (x?, weight?.contiguous()?);
     let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
     product(node.precision, &x, &weight, bias.as_ref(), activation)
+}
+
+/// Of rows before their activation.
+fn activated_product(of: &mut Evaluation, node: &Node, activation: &str) -> Result<Tensor> {
+    let [x, weight] = [0, 1].map(|at| of.own(&node.operands[at])?.contiguous());
+    let (x, weight, activation) = (x?, weight?, activation_of(activation)?);
+    let bias = node.operands.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
+    match ops::small_product(&x, &weight, bias.as_ref(), [activation, Activation::None])? {
+        Some(y) => Ok(y),
+        None => product(node.precision, &activation.forward(&x)?, &weight, bias.as_ref(), Activation::None),
+    }
 }
 
 fn product(

@@ -10,14 +10,16 @@ use super::gradient_error::GradientError;
 use crate::backend;
 use crate::cuda::{Place, WholePass};
 use crate::error::UnreachedError;
+use crate::ops::format::is_channels_last;
+use crate::ops::{self, Average};
 use crate::optim::{Fused, Params};
 use crate::rewrite::accuracy::{unit, EXPLAINED};
 use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
 use crate::rewrite::gradient::{differentiate, Differentiated, Missing, Paths};
-use crate::{ops, Error, Result, TrainError};
+use crate::{Error, Result, TrainError};
 
 /// Rules whose operators have no derivative: values between a product and its activation are needed, and of images each operator by itself.
-const WITHOUT: [&str; 16] = [
+const WITHOUT: [&str; 17] = [
     "product-concat",
     "gated-unit",
     "product-activation",
@@ -33,6 +35,7 @@ const WITHOUT: [&str; 16] = [
     "convolution-norm",
     "convolution-residual",
     "convolution-activation",
+    "convolution-of-relu",
     "pixel-product",
 ];
 
@@ -69,7 +72,16 @@ pub(super) struct Lifted {
     /// Shapes of the closure's outputs, which come first.
     shapes: Vec<Shape>,
     /// Memory that the pass itself overwrites, by the outputs behind the closure's.
-    written: Vec<Tensor>,
+    written: Vec<Written>,
+    /// Inputs that convolutions read with their channels beside each other.
+    turned: Vec<usize>,
+}
+
+/// Memory that the pass itself overwrites.
+struct Written {
+    tensor: Tensor,
+    /// Of a moving average, whose output is what it moves towards: the part that stays, and that of the output.
+    parts: Option<[f64; 2]>,
 }
 
 impl Lifted {
@@ -117,7 +129,9 @@ impl Lifted {
             let variable = variable_at(&pass.places[input]);
             let (_, _, leaf, _) =
                 variable.ok_or_else(|| refused("it writes to memory of its own that is no variable"))?;
-            written.push(leaf.clone());
+            let moved = moving_average(&pass.graph, input, value);
+            let (value, parts) = moved.map_or((value, None), |(new, parts)| (new, Some(parts)));
+            written.push(Written { tensor: leaf.clone(), parts });
             recorded.outputs.push(Output { value, buffer: pass.shapes.len() + at });
         }
         let before = recorded.nodes.len();
@@ -132,11 +146,13 @@ impl Lifted {
         rules::apply(&mut recorded, &others, &Default::default());
         let mut graph = recorded.clone();
         rules::apply(&mut graph, &WITHOUT, &Default::default());
+        rules::apply_trained(&mut graph);
         let is_state = |at: u64| pass.overwritten.iter().any(|(input, _)| pass.places[*input] == Place::Memory(at));
         let all = variables.iter().filter(|(.., at)| !is_state(*at)).map(|(name, ..)| *name);
         check(&graph, &trained, all, |node| pass.launches.get(node.checked_sub(told)?).cloned())?;
         let scaled = optimizer.scale()?.map(|_| with_factor(&graph)).transpose()?;
-        Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written })
+        let turned = (0..sources.len()).filter(|&input| is_turned(&graph, input, &sources[input])).collect();
+        Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written, turned })
     }
 
     fn inputs(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
@@ -157,10 +173,19 @@ impl Lifted {
     /// Takes a step, and gives the closure's outputs.
     pub fn step<P: Params>(&self, batch: &[Tensor], optimizer: &Fused<P>) -> candle::Result<Vec<Tensor>> {
         let mut inputs = self.inputs(batch)?;
+        // Of convolutions of single channels all weights are one matrix.
+        let swapped = |t: &Tensor| if t.dim(1)? == 1 { t.transpose(0, 1) } else { Ok(t.clone()) };
+        let weights = self.turned.iter().map(|&input| swapped(&inputs[input])).collect::<candle::Result<Vec<_>>>()?;
+        for ((&input, turned), weight) in self.turned.iter().zip(ops::turned(&weights, false)?).zip(&weights) {
+            inputs[input] = if weight.dim(0)? == 1 { turned.transpose(0, 1)? } else { turned };
+        }
         inputs.extend(optimizer.scale()?);
         let graph = self.scaled.as_ref().unwrap_or(&self.graph);
-        let Differentiated { mut outputs, gradients } =
+        let Differentiated { mut outputs, mut gradients } =
             differentiate(graph, &inputs, Arithmetic::Typed, &self.wanted())?;
+        let last: Vec<_> = gradients.iter_mut().flatten().filter(|gradient| is_channels_last(gradient)).collect();
+        let turned = ops::turned(&last.iter().map(|gradient| (**gradient).clone()).collect::<Vec<_>>(), true)?;
+        last.into_iter().zip(turned).for_each(|(gradient, turned)| *gradient = turned);
         outputs.drain(..graph.outputs.len() - self.graph.outputs.len());
         let mut store = empty_store()?;
         for (trained, gradient) in self.trained.iter().zip(gradients) {
@@ -175,9 +200,16 @@ impl Lifted {
             }
         }
         // Averages are of what the loss has written.
-        for (written, value) in self.written.iter().zip(outputs.drain(self.shapes.len()..)) {
-            ops::assign(written, &value.reshape(written.shape())?.contiguous()?)?;
+        let mut averages = Vec::new();
+        for (Written { tensor, parts }, value) in self.written.iter().zip(outputs.drain(self.shapes.len()..)) {
+            let value = value.reshape(tensor.shape())?.contiguous()?;
+            match parts {
+                Some(parts) => averages.push((tensor, value, *parts)),
+                None => ops::assign(tensor, &value)?,
+            }
         }
+        let averages = averages.iter().map(|(of, new, parts)| Average { of, new, parts: *parts });
+        ops::average(&averages.collect::<Vec<_>>())?;
         optimizer.update(&store)?;
         outputs.iter().zip(&self.shapes).map(|(output, shape)| output.reshape(shape)).collect()
     }
@@ -375,6 +407,53 @@ fn check<'a>(
         true => Ok(()),
         false => Err(TrainError::Unreached(UnreachedError { names }).into()),
     }
+}
+
+/// What a value moves towards that is a moving average in f32 of what an input was before, the part of the input that stays, and that of
+/// what is new.
+fn moving_average(graph: &Graph, input: usize, value: Value) -> Option<(Value, [f64; 2])> {
+    let node = |value: Value| match value {
+        Value::Node(at) => Some(&graph.nodes[at]),
+        Value::Input(_) => None,
+    };
+    let whole = |operand: &Operand| operand.is_whole(graph.len(operand.value)).then_some(operand.value);
+    let mut sum = node(value)?;
+    while sum.compute == Compute::Recorded(Function::Copy) {
+        sum = node(whole(sum.operands.first()?)?)?;
+    }
+    let part = |operand: &Operand| {
+        let of = node(whole(operand)?)?;
+        let Compute::Recorded(Function::Affine(factor, 0.)) = of.compute else { return None };
+        Some((whole(of.operands.first()?)?, f64::from(factor)))
+    };
+    let ([a, b], true) = (&sum.operands[..], sum.compute == Compute::Recorded(Function::Binary("add".into()))) else {
+        return None;
+    };
+    let (a, b) = (part(a)?, part(b)?);
+    let ((own, kept), (new, taken)) = if a.0 == Value::Input(input) { (a, b) } else { (b, a) };
+    let are_floats = [value, own, new].iter().all(|&value| graph.element(value) == Element::F32);
+    (own == Value::Input(input) && are_floats).then_some((new, [kept, taken]))
+}
+
+/// Whether an input is the weight of a convolution that reads it with its channels beside each other, which is another order.
+fn is_turned(graph: &Graph, input: usize, source: &Source) -> bool {
+    let Source::Tensor(tensor) = source else { return false };
+    let &[out, inner, h, w] = tensor.dims() else { return false };
+    let is_read = |node: &Node| match (&node.compute, &node.operands[..]) {
+        (Compute::FusedConvolution(of), [_, weight, ..]) => {
+            let is_whole = weight.value == Value::Input(input) && weight.is_whole(graph.inputs[input].len);
+            is_whole && of.window.kernel == [h as u64, w as u64]
+        }
+        _ => false,
+    };
+    let is_depthwise = |node: &Node| {
+        is_read(node) && matches!(&node.compute, Compute::FusedConvolution(of) if of.window.groups == out as u64)
+    };
+    cfg!(feature = "cudnn")
+        && out > 1
+        && h * w > 1
+        && (inner > 1 || graph.nodes.iter().any(is_depthwise))
+        && graph.nodes.iter().any(is_read)
 }
 
 /// A graph whose first output is its loss by a factor, which is its last input.

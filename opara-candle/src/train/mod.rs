@@ -19,7 +19,8 @@ use crate::loader::Loader;
 use crate::optim::{CheckpointError, Claim, Fused, Params};
 use crate::report::{Mode, Report};
 use crate::shapes::{key, Key};
-use crate::{Numerics, Result, TrainError};
+use crate::trace::Trace;
+use crate::{Error, Numerics, Result, TrainError};
 
 /// Trains the variables of an optimizer. Made by [`Builder::build_train`].
 pub struct Trainer<P> {
@@ -162,6 +163,19 @@ impl<P: Params> Trainer<P> {
     /// What building decided; `None` on a CPU.
     pub fn report(&self) -> Option<Report> {
         self.executor.as_ref().map(OparaExecutor::report)
+    }
+
+    /// Measures the step of batches like this one, as [`OparaExecutor::measure`] does. Variables and optimizer are then as they were.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step), and of [`OparaExecutor::measure`].
+    pub fn measure(&mut self, batch: &[Tensor]) -> Result<Trace> {
+        self.build(batch)?;
+        let executor = self.executor.as_ref().ok_or(Error::NotMeasurable)?;
+        let before = self.optimizer.snapshot()?;
+        let measured = executor.measure(batch);
+        self.optimizer.restore(&before)?;
+        measured
     }
 
     /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision at the

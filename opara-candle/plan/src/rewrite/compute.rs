@@ -57,6 +57,11 @@ pub enum Compute {
         /// The activation's name in the catalogue.
         activation: Option<String>,
     },
+    /// A product of the activation of rows, and a bias. Operands: as of [`Compute::Linear`]; the rows are before their activation.
+    ActivatedProduct {
+        /// The activation's name in the catalogue.
+        activation: String,
+    },
     /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
     /// weight, `(columns, inner)`, and its bias.
     ProductConcat {

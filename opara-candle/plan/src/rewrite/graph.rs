@@ -162,6 +162,7 @@ impl Node {
             // Others than convolutions never round to TF32.
             Compute::TransposedConvolution { .. }
             | Compute::Linear { .. }
+            | Compute::ActivatedProduct { .. }
             | Compute::ProductConcat { .. }
             | Compute::ProductsOfOne { .. }
             | Compute::Gated { .. } => precision == ProductPrecision::Highest,

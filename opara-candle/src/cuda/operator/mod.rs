@@ -8,6 +8,7 @@ pub(crate) mod head_rows;
 pub(crate) mod places;
 pub(crate) mod plane;
 pub(crate) mod rows;
+pub(crate) mod tables;
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};

@@ -6,6 +6,8 @@ use cudarc::cudnn::CudnnDataType;
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use super::cuda::is_depthwise;
+use super::depthwise_backward::Depthwise;
 use crate::cuda::driver::convolution::Convolution;
 use crate::cuda::driver::cudnn::{run_backward, Gradient};
 use crate::cuda::driver::kernels::written;
@@ -25,6 +27,11 @@ pub(crate) fn gradients(
     if !takes(x, &[Some(weight), Some(gradient)]) || !config.padding.is_symmetric() || x.elem_count() == 0 {
         return Ok(None);
     }
+    if is_depthwise(weight, config.groups) && weight.dim(0)? == config.groups {
+        if let Some(found) = of_channels([x, weight, gradient], config, needed)? {
+            return Ok(Some(found));
+        }
+    }
     let own = Format::of(x.dtype());
     for format in if own == Format::Nchw { vec![own] } else { vec![own, Format::Nchw] } {
         let found = by_format(format, [x, weight, gradient], config, needed)?;
@@ -33,6 +40,20 @@ pub(crate) fn gradients(
         }
     }
     Ok(None)
+}
+
+/// The same of a convolution of each channel by itself, by this library's kernels.
+fn of_channels(
+    [x, weight, gradient]: [&Tensor; 3],
+    config: &ConvConfig,
+    needed: [bool; 2],
+) -> Result<Option<[Option<Tensor>; 2]>> {
+    let format = Format::Nhwc;
+    let (x, gradient) = (&format.arrange(x)?, &format.arrange(gradient)?);
+    let weight = &weight.squeeze(1)?.permute((1, 2, 0))?.contiguous()?;
+    let found = Depthwise { x, weight, gradient, config }.gradients(needed)?;
+    let Some([of_x, of_weight]) = found else { return Ok(None) };
+    Ok(Some([of_x.map(|of| format.view(&of)).transpose()?, of_weight]))
 }
 
 /// The same with operands and results in one layout.

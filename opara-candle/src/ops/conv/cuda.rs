@@ -25,7 +25,7 @@ use crate::ops::ProductPrecision;
 use crate::ops::{double_conv, Activation, ConvConfig};
 
 /// Does each output channel depend on its own input channel only?
-fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
+pub(super) fn is_depthwise(weight: &Tensor, groups: usize) -> bool {
     groups > 1 && weight.dims()[..2] == [groups, 1]
 }
 

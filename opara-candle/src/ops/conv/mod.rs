@@ -7,6 +7,10 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cudnn")]
 mod dense;
+#[cfg(feature = "cudnn")]
+mod depthwise_backward;
+#[cfg(feature = "cuda")]
+pub(super) mod gradient_launch;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 #[cfg(feature = "cudnn")]

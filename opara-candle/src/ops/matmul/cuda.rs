@@ -11,7 +11,8 @@ use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::{self, Choices};
 use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
-use crate::ops::{Activation, ProductPrecision};
+use crate::ops::small_product::cuda::is_small;
+use crate::ops::{small_product, Activation, ProductPrecision};
 
 /// An implementation of a matmul and its epilogue.
 #[derive(Clone, Copy)]
@@ -21,6 +22,8 @@ enum Implementation {
     CublasLt(Matmul, Algorithm),
     /// This library's kernel, with the whole epilogue.
     Ours(Tile),
+    /// The same without tensor cores.
+    Small,
 }
 
 impl choice::Implementation for Implementation {
@@ -29,6 +32,7 @@ impl choice::Implementation for Implementation {
             Self::Candle => "candle".into(),
             Self::CublasLt(of, algorithm) => format!("{of:?} by {}", algorithm.name()),
             Self::Ours(tile) => format!("{tile:?}"),
+            Self::Small => "small".into(),
         }
     }
 }
@@ -81,6 +85,11 @@ pub(super) fn linear(
         let of = match implementation {
             Implementation::Candle => return finish(matmul()?),
             Implementation::CublasLt(of, _) => of,
+            Implementation::Small => {
+                let small =
+                    small_product(&x.reshape(((), inner))?, weight, bias.as_ref(), [Activation::None, activation])?;
+                return small.map_or_else(|| finish(matmul()?), |y| y.reshape(shape.as_slice()));
+            }
             Implementation::Ours(_) => whole,
         };
         let bias = bias.clone().filter(|_| of.bias);
@@ -103,6 +112,9 @@ pub(super) fn linear(
             .extend(proposed.map(|(rank, algorithm)| (Implementation::CublasLt(of, algorithm), factor(rank))));
         let tiles = launch::tiles_for(device, &whole)?.into_iter().filter(|tile| tile.suits(&whole));
         implementations.extend(tiles.map(|tile| (Implementation::Ours(tile), 1. + MARGIN)));
+        if is_small(&x.reshape(((), inner))?, weight)? {
+            implementations.push((Implementation::Small, 1. + MARGIN));
+        }
         Ok(implementations)
     };
     IMPLEMENTATIONS.run(device, whole, implementations, || Ok(Implementation::Candle), run).map(Some)
@@ -143,7 +155,7 @@ impl Kernel for Linear {
         with_elements([Some(&self.weight), self.bias.as_ref()], |[weight, bias]| {
             let Some(weight) = weight else { candle::bail!("a matmul without a weight") };
             match &self.implementation {
-                Implementation::Candle => candle::bail!("candle launches its own matmul"),
+                Implementation::Candle | Implementation::Small => candle::bail!("another function launches it"),
                 Implementation::CublasLt(_, algorithm) => {
                     cublaslt::run(device, &self.of, algorithm, &x, &weight, bias.as_ref(), y)
                 }

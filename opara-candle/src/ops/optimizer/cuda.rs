@@ -4,14 +4,14 @@ use std::array::from_fn;
 
 use candle::cuda_backend::{CudaDType, CudaStorage};
 use candle::{bail, DType, Layout, Result, Storage, Tensor, WithDType};
-use cudarc::driver::{CudaView, DeviceRepr};
+use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
-use parking_lot::RwLockReadGuard;
 
-use super::launch::{self, of_blocks, TENSORS, THREADS, VECTORS};
+use super::launch;
 use super::rule::{sums_of, Blend, Rule, Updated, CONTROL};
-use crate::cuda::driver::kernels::{ptx, wide};
-use crate::cuda::operator::{elements, with_elements};
+use crate::cuda::driver::kernels::ptx;
+use crate::cuda::operator::tables::{blocks_of, of_blocks, table, views, Blocks, TENSORS};
+use crate::cuda::operator::with_elements;
 
 /// Calls a generic function for the element type of a float.
 macro_rules! for_float {
@@ -201,48 +201,4 @@ fn round_some<T: CudaDType + WithDType + DeviceRepr>(some: &[&(&Tensor, &Tensor)
     let copies = views::<T>(&held)?;
     let of = launch::Round { numels, ends, values: table(&values), copies: table(&copies) };
     of.launch(device, T::DTYPE.as_str(), ptx::OPTIMIZER, of_blocks(all))
-}
-
-/// Blocks that change so many elements.
-fn blocks_of<T: WithDType>(numel: usize) -> usize {
-    numel.div_ceil(THREADS * VECTORS * wide(T::DTYPE))
-}
-
-/// The blocks of a launch: each tensor has those from the end of the one before to its own.
-struct Blocks {
-    numels: [usize; TENSORS],
-    ends: [usize; TENSORS],
-    all: usize,
-}
-
-impl Blocks {
-    /// # Errors
-    /// A tensor of more elements than 31 bits count.
-    fn of<'a>(tensors: impl Iterator<Item = &'a Tensor>, blocks: impl Fn(usize) -> usize) -> Result<Self> {
-        let mut of = Self { numels: [0; TENSORS], ends: [0; TENSORS], all: 0 };
-        for (at, tensor) in tensors.enumerate() {
-            let numel = tensor.elem_count();
-            if numel > i32::MAX as usize {
-                bail!("{numel} elements are more than the kernel counts")
-            }
-            of.all += blocks(numel);
-            of.numels[at] = numel;
-            of.ends[at..].fill(of.all);
-        }
-        Ok(of)
-    }
-}
-
-/// The elements of contiguous tensors.
-fn views<'a, T: CudaDType>(held: &'a [(RwLockReadGuard<'_, Storage>, &Layout)]) -> Result<Vec<CudaView<'a, T>>> {
-    let view = |(storage, layout): &'a (RwLockReadGuard<'_, Storage>, &Layout)| match &**storage {
-        Storage::Cuda(storage) => elements(storage, layout),
-        _ => bail!("an operand is not on the GPU"),
-    };
-    held.iter().map(view).collect()
-}
-
-/// One row for each tensor of a launch.
-fn table<'a, T>(views: &'a [CudaView<'a, T>]) -> [Option<&'a CudaView<'a, T>>; TENSORS] {
-    from_fn(|at| views.get(at))
 }

@@ -1,7 +1,5 @@
 //! Launches of `optimizer.cu`.
 
-use cudarc::driver::LaunchConfig;
-
 use crate::cuda::driver::kernels::kernels;
 
 kernels! {
@@ -72,18 +70,4 @@ kernels! {
         values: table added T [64, numels, 1],
         moments: table cache T [64, numels, 1],
     }
-}
-
-/// Tensors of a launch.
-pub(super) const TENSORS: usize = 64;
-
-/// Threads of a block.
-pub(super) const THREADS: usize = 256;
-
-/// Vectors of 16 bytes that a thread changes.
-pub(super) const VECTORS: usize = 2;
-
-/// The launch of so many blocks.
-pub(super) fn of_blocks(blocks: usize) -> LaunchConfig {
-    LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
 }

@@ -1,10 +1,11 @@
 //! Derivatives of products of matrices.
 
-use candle::{bail, DType, Result, Tensor};
+use candle::{bail, DType, Module, Result, Tensor};
 
+use super::super::elementwise::activation_of;
 use super::step::Step;
 use crate::activation::Activation;
-use crate::ops::{column_sums, linear_in};
+use crate::ops::{activation_derivative, column_sums, in_sums, linear_in, small_gradients, SmallGradients};
 
 /// candle takes transposed matrices, but not all views.
 pub(super) fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -29,8 +30,47 @@ pub(super) fn matmul(step: &mut Step) -> Result<()> {
     Ok(())
 }
 
+/// Of `x`, `(rows, inner)`, times the transposed weight, `(columns, inner)`, and a bias, if one launch computes it; the activation is
+/// that of `x`. Tells whether it has given the gradients.
+fn small(step: &mut Step, before: Activation) -> Result<bool> {
+    let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
+    let g = step.typed_gradient(&[x.dim(0)?, weight.dim(0)?])?;
+    let is_asked = step.is_typed() && step.needs(1);
+    let found = if is_asked { small_gradients(&x, &weight, &g, before, step.needs(0))? } else { None };
+    let Some(SmallGradients { x, weight, bias }) = found else { return Ok(false) };
+    for (at, gradient) in [x, Some(weight), Some(bias)].into_iter().enumerate() {
+        if let Some(gradient) = gradient.filter(|_| at < step.node.operands.len() && step.needs(at)) {
+            step.give(at, gradient)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Of the activation of `x` times the transposed weight, and a bias.
+pub(super) fn activated(step: &mut Step, activation: &str) -> Result<()> {
+    let activation = activation_of(activation)?;
+    if small(step, activation)? {
+        return Ok(());
+    }
+    let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
+    let g = step.typed_gradient(&[x.dim(0)?, weight.dim(0)?])?;
+    if step.needs(0) {
+        step.give(0, (in_sums(&multiply(&g, &weight)?)? * activation_derivative(&in_sums(&x)?, activation)?)?)?;
+    }
+    if step.needs(1) {
+        step.give(1, multiply(&g.t()?, &activation.forward(&x)?)?)?;
+    }
+    if step.node.operands.len() > 2 && step.needs(2) {
+        step.give(2, column_sums(&g.contiguous()?)?)?;
+    }
+    Ok(())
+}
+
 /// Of `x`, `(rows, inner)`, times the transposed weight, `(columns, inner)`, and a bias.
 pub(super) fn linear(step: &mut Step) -> Result<()> {
+    if small(step, Activation::None)? {
+        return Ok(());
+    }
     let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
     let (rows, columns) = (x.dim(0)?, weight.dim(0)?);
     let g = step.typed_gradient(&[rows, columns])?;

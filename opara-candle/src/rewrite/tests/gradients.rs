@@ -368,3 +368,14 @@ fn of_several_nodes() -> Result<()> {
     assert_eq!(Paths::of(&graph, &[0, 1]).reached(), [false, false], "it is constant in pieces");
     Ok(())
 }
+
+#[test]
+fn of_products_of_activations() -> Result<()> {
+    for activation in ["relu", "gelu", "gelu_erf", "silu"] {
+        let compute = || Compute::ActivatedProduct { activation: activation.into() };
+        let (x, weight) = (floats(0.7, &[3, 4])?, floats(1.3, &[2, 4])?);
+        check_compute(compute(), &[x.clone(), weight.clone(), floats(1.7, &[2])?], 6)?;
+        check_compute(compute(), &[x, weight], 6)?;
+    }
+    Ok(())
+}

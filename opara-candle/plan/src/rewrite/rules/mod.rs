@@ -26,6 +26,7 @@ mod quantized;
 mod queries_together;
 mod rule;
 mod scores;
+mod trained;
 mod transposed_convolution;
 mod views;
 
@@ -66,8 +67,21 @@ pub static RULES: LazyLock<Vec<Rule>> = LazyLock::new(|| {
 
 /// Applies the rules that are not in `without`, at every match that is not in `refused`.
 pub fn apply(graph: &mut Graph, without: &[&str], refused: &HashSet<(&str, usize)>) -> Vec<Match> {
+    apply_all(graph, RULES.iter().filter(|rule| !without.contains(&rule.name)), refused)
+}
+
+/// Applies the rules for graphs of which gradients are computed.
+pub fn apply_trained(graph: &mut Graph) -> Vec<Match> {
+    apply_all(graph, trained::RULES.iter(), &HashSet::new())
+}
+
+fn apply_all<'r>(
+    graph: &mut Graph,
+    rules: impl Iterator<Item = &'r Rule>,
+    refused: &HashSet<(&str, usize)>,
+) -> Vec<Match> {
     let mut fits = Vec::new();
-    for rule in RULES.iter().filter(|rule| !without.contains(&rule.name)) {
+    for rule in rules {
         let mut facts = Facts::of(graph);
         for at in 0..facts.graph.nodes.len() {
             let is_asked = facts.is_live(at) && !refused.contains(&(rule.name, at));

@@ -11,6 +11,7 @@ mod pools;
 mod quantized;
 mod scores;
 mod shares;
+mod trained;
 mod transposed;
 mod upsampling;
 
