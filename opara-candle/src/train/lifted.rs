@@ -418,7 +418,13 @@ fn moving_average(graph: &Graph, input: usize, value: Value) -> Option<(Value, [
     };
     let whole = |operand: &Operand| operand.is_whole(graph.len(operand.value)).then_some(operand.value);
     let mut sum = node(value)?;
-    while sum.compute == Compute::Recorded(Function::Copy) {
+    // Memory that is overwritten as a whole is one part.
+    let is_same = |of: &Compute| match of {
+        Compute::Recorded(Function::Copy) => true,
+        Compute::Concat { widths, .. } => widths.len() == 1,
+        _ => false,
+    };
+    while is_same(&sum.compute) {
         sum = node(whole(sum.operands.first()?)?)?;
     }
     let part = |operand: &Operand| {
