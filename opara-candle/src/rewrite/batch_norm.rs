@@ -3,9 +3,10 @@
 use candle::{bail, Result, Tensor};
 use opara_plan::rewrite::{Node, Operand, Value};
 
+use super::elementwise::activation_of;
 use super::evaluation::Evaluation;
 use super::strided::shaped;
-use crate::ops;
+use crate::ops::{self, Activation};
 
 /// Images, `(images, channels, pixels)`, as rows of pixels. Of images whose channels lie beside each other nothing is copied.
 pub(super) fn pixels(of: &mut Evaluation, images: &Operand) -> Result<Tensor> {
@@ -62,12 +63,25 @@ impl Operands {
 /// `(channels, images, pixels)`, with channels beside each other in memory. Pixels have two dimensions, if the operand's have.
 pub(super) fn batch_norm(of: &mut Evaluation, node: &Node, epsilon: f32) -> Result<Tensor> {
     let operands = Operands::of(of, node)?;
-    let y = ops::batch_norm(&operands.x, operands.moments(), operands.vectors(), epsilon)?;
+    let y = ops::batch_norm(&operands.x, operands.moments(), operands.vectors(), epsilon, Activation::None)?;
+    images_of(of, node, &y)?.transpose(0, 1)
+}
+
+/// The activation of a batch norm: `(images, channels, pixels)`, which lie in the same way.
+pub(super) fn activated(of: &mut Evaluation, node: &Node, epsilon: f32, activation: &str) -> Result<Tensor> {
+    let operands = Operands::of(of, node)?;
+    let activation = activation_of(activation)?;
+    let y = ops::batch_norm(&operands.x, operands.moments(), operands.vectors(), epsilon, activation)?;
+    images_of(of, node, &y)
+}
+
+/// Rows of pixels as images like the first operand.
+fn images_of(of: &mut Evaluation, node: &Node, rows: &Tensor) -> Result<Tensor> {
     let x = &node.operands[0];
     let [images, channels, pixels] = x.dims[..] else { bail!("{x:?} are no images") };
     let [images, channels, pixels] = [images, channels, pixels].map(|dim| dim.len as usize);
     match of.whole_or_own(x)?.dims()[..] {
-        [_, _, h, w] if h * w == pixels => y.reshape((images, h, w, channels))?.permute((3, 0, 1, 2)),
-        _ => shaped(&y, &[images, pixels, channels])?.permute((2, 0, 1)),
+        [_, _, h, w] if h * w == pixels => rows.reshape((images, h, w, channels))?.permute((0, 3, 1, 2)),
+        _ => shaped(rows, &[images, pixels, channels])?.permute((0, 2, 1)),
     }
 }

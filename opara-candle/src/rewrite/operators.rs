@@ -6,7 +6,7 @@ use opara_plan::trace::{Function, Order, Window};
 
 use super::at_position::{appended, at_position};
 use super::attention::attention;
-use super::batch_norm::{batch_moments, batch_norm};
+use super::batch_norm::{self, batch_moments, batch_norm};
 use super::by_elements;
 use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
@@ -48,6 +48,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),
         Compute::BatchNorm { epsilon } => batch_norm(of, node, *epsilon),
+        Compute::ActivatedBatchNorm { epsilon, activation } => batch_norm::activated(of, node, *epsilon, activation),
         Compute::BatchMoments { variance } => batch_moments(of, node, *variance),
         Compute::NormOfSum { columns, epsilon, is_rms } => norm_of_sum(of, node, *columns, *epsilon, *is_rms),
         Compute::SumBesideNorm { norm, columns, epsilon } => sum_beside_norm(of, node, *norm, *columns, *epsilon),

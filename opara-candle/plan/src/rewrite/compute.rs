@@ -129,6 +129,13 @@ pub enum Compute {
         /// Epsilon, added to the variance.
         epsilon: f32,
     },
+    /// The activation of such a norm. Operands: as of [`Compute::BatchNorm`]. Results are `(images, channels, pixels)`.
+    ActivatedBatchNorm {
+        /// Epsilon, added to the variance.
+        epsilon: f32,
+        /// The activation's name in the catalogue.
+        activation: String,
+    },
     /// The mean of each channel, with its variance beside it, or the variance alone. Operand: `x`, `(images, channels, pixels)`.
     BatchMoments {
         /// The node that the variance is, if this is the mean.

@@ -1,5 +1,6 @@
 // A batch norm in training mode, of rows of pixels with a column for each channel: moments of columns, and the sums that its gradient needs.
 // Both are computed for shares of the rows first, and of all shares then.
+#include "activation.cuh"
 #include "columns.cuh"
 
 // Mean, and sum of the squares of what differs from it, of each column in this block's share of the rows.
@@ -43,20 +44,90 @@ extern "C" __global__ void __launch_bounds__(SIDE *SIDE) opara_reduction_batch_t
     write_sum(sum_of_column(of_squares) / rows, columns, y + columns);
 }
 
-// Sums of the gradient, and of its products with the normalised rows, over this block's share of the rows.
+// A thread has N channels, and goes through rows. What it needs to normalise them, with weight and bias if there are any.
+template <int N> struct Channels {
+    float mean[N], factor[N], scale[N], shift[N];
+
+    template <typename T>
+    __device__ Channels(unsigned first, float eps, const float *of_mean, const float *variance, const T *of_scale, const T *of_shift) {
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            mean[n] = of_mean[first + n], factor[n] = 1 / sqrtf(variance[first + n] + eps);
+            scale[n] = of_scale ? widen(of_scale[first + n]) : 1.f, shift[n] = of_shift ? widen(of_shift[first + n]) : 0.f;
+        }
+    }
+    __device__ float normal(int n, float x) const { return (x - mean[n]) * factor[n]; }
+    __device__ float result(int n, float x) const { return fmaf(normal(n, x), scale[n], shift[n]); }
+};
+
+// Calls f with the first element of each vector of this thread's rows.
+template <int N, typename F> __device__ inline void each_row(size_t rows, unsigned columns, unsigned first, F f) {
+    for (size_t row = blockIdx.y * blockDim.y + threadIdx.y; row < rows; row += gridDim.y * blockDim.y) f(row * columns + first);
+}
+
+// y = activation((x - mean) / deviation * scale + shift)
+template <int N, typename T>
+__device__ inline void batch_norm(size_t rows, unsigned columns, float eps, int activation, const T *x, const float *mean,
+                                  const float *variance, const T *scale, const T *shift, T *y) {
+    const unsigned first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (first >= columns) return;
+    const Channels<N> of(first, eps, mean, variance, scale, shift);
+    with_activation(activation, [&](auto kind) {
+        each_row<N>(rows, columns, first, [&](size_t at) {
+            Vec<T, N> v = load<T, N>(x + at);
+#pragma unroll
+            for (int n = 0; n < N; n++) v.at[n] = narrow<T>(activate<kind.value>(of.result(n, widen(v.at[n]))));
+            store<T, N>(y + at, v);
+        });
+    });
+}
+
+// The gradient of x: `sums` are those of the gradient before the activation, and of its products with the normalised rows.
+template <int N, typename T>
+__device__ inline void batch_norm_gradient(size_t rows, unsigned columns, float eps, int activation, const T *x, const T *gradient,
+                                           const float *mean, const float *variance, const T *scale, const T *shift, const float *sums,
+                                           T *y) {
+    const unsigned first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (first >= columns) return;
+    const Channels<N> of(first, eps, mean, variance, scale, shift);
+    float across[N], along[N];
+#pragma unroll
+    for (int n = 0; n < N; n++) across[n] = sums[first + n] / rows, along[n] = sums[columns + first + n] / rows;
+    with_activation(activation, [&](auto kind) {
+        each_row<N>(rows, columns, first, [&](size_t at) {
+            const Vec<T, N> v = load<T, N>(x + at), g = load<T, N>(gradient + at);
+            Vec<T, N> out;
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float from = widen(v.at[n]);
+                float of_result = widen(g.at[n]);
+                if constexpr (kind.value != NONE) of_result *= derivative<kind.value>(of.result(n, from));
+                out.at[n] = narrow<T>((of_result - across[n] - of.normal(n, from) * along[n]) * of.factor[n] * of.scale[n]);
+            }
+            store<T, N>(y + at, out);
+        });
+    });
+}
+
+// Sums of the gradient before the activation, and of its products with the normalised rows, over this block's share of the rows.
 template <typename T>
-__device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned share, float eps, const T *x, const T *gradient,
-                                      const float *mean, const float *variance, float *sums) {
-    const Share of(rows, share);
+__device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned share, float eps, int activation, const T *x,
+                                      const T *gradient, const float *mean, const float *variance, const T *scale, const T *shift,
+                                      float *sums) {
+    const Share share_of(rows, share);
     float sum = 0, products = 0;
     if (this_column() < columns) {
-        const float middle = mean[this_column()], factor = 1 / sqrtf(variance[this_column()] + eps);
-        for (size_t row = of.first; row < of.end; row += SIDE) {
-            const size_t at = row * columns + this_column();
-            const float g = widen(gradient[at]);
-            sum += g;
-            products = fmaf(g, (widen(x[at]) - middle) * factor, products);
-        }
+        const Channels<1> of(this_column(), eps, mean, variance, scale, shift);
+        with_activation(activation, [&](auto kind) {
+            for (size_t row = share_of.first; row < share_of.end; row += SIDE) {
+                const size_t at = row * columns + this_column();
+                const float from = widen(x[at]);
+                float g = widen(gradient[at]);
+                if constexpr (kind.value != NONE) g *= derivative<kind.value>(of.result(0, from));
+                sum += g;
+                products = fmaf(g, of.normal(0, from), products);
+            }
+        });
     }
     sums += (size_t)blockIdx.y * columns;
     write_sum(sum_of_column(sum), columns, sums);
@@ -70,11 +141,27 @@ __device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned sh
         batch_moments(rows, columns, share, x, moments);                                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(SIDE *SIDE) opara_reduction_batch_gradient_##NAME(                    \
-        size_t rows, unsigned columns, unsigned share, float eps, const T *x, const T *gradient, const float *mean,    \
-        const float *variance, float *sums) {                                                                          \
-        batch_gradient(rows, columns, share, eps, x, gradient, mean, variance, sums);                                  \
+        size_t rows, unsigned columns, unsigned share, float eps, int activation, const T *x, const T *gradient,       \
+        const float *mean, const float *variance, const T *scale, const T *shift, float *sums) {                       \
+        batch_gradient(rows, columns, share, eps, activation, x, gradient, mean, variance, scale, shift, sums);        \
+    }                                                                                                                  \
+    BY(1, T, NAME)
+
+#define BY(N, T, NAME)                                                                                                 \
+    extern "C" __global__ void opara_norm_batch_by##N##_##NAME(                                                        \
+        size_t rows, unsigned columns, float eps, int activation, const T *x, const float *mean, const float *variance, \
+        const T *scale, const T *shift, T *y) {                                                                        \
+        batch_norm<N>(rows, columns, eps, activation, x, mean, variance, scale, shift, y);                             \
+    }                                                                                                                  \
+    extern "C" __global__ void opara_norm_batch_gradient_by##N##_##NAME(                                               \
+        size_t rows, unsigned columns, float eps, int activation, const T *x, const T *gradient, const float *mean,    \
+        const float *variance, const T *scale, const T *shift, const float *sums, T *y) {                              \
+        batch_norm_gradient<N>(rows, columns, eps, activation, x, gradient, mean, variance, scale, shift, sums, y);    \
     }
 
 KERNELS(float, f32)
 KERNELS(__half, f16)
 KERNELS(__nv_bfloat16, bf16)
+BY(4, float, f32)
+BY(8, __half, f16)
+BY(8, __nv_bfloat16, bf16)

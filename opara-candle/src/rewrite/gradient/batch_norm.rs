@@ -3,7 +3,9 @@
 use candle::{Result, Tensor};
 
 use super::super::batch_norm::{pixels, rows, Operands};
+use super::super::elementwise::activation_of;
 use super::step::Step;
+use crate::activation::Activation;
 use crate::ops::{batch_norm_backward, in_sums};
 
 /// Rows of pixels as `(images, channels, pixels)`.
@@ -14,11 +16,23 @@ fn images(step: &Step, rows: &Tensor) -> Result<Tensor> {
 
 /// Of images, `(images, channels, pixels)`, and of weight and bias, one number a channel.
 pub(super) fn batch_norm(step: &mut Step, epsilon: f32) -> Result<()> {
+    let [images, channels, pixels] = [0, 1, 2].map(|at| step.node.operands[0].dims[at].len as usize);
+    let g = rows(&step.typed_gradient(&[channels, images, pixels])?.permute((1, 2, 0))?)?;
+    give(step, &g, epsilon, Activation::None)
+}
+
+/// The same with an activation behind it, whose results are `(images, channels, pixels)`.
+pub(super) fn activated(step: &mut Step, epsilon: f32, activation: &str) -> Result<()> {
+    let [images, channels, pixels] = [0, 1, 2].map(|at| step.node.operands[0].dims[at].len as usize);
+    let g = rows(&step.typed_gradient(&[images, channels, pixels])?.transpose(1, 2)?)?;
+    give(step, &g, epsilon, activation_of(activation)?)
+}
+
+/// Gives the gradients by those of rows of pixels of the result.
+fn give(step: &mut Step, g: &Tensor, epsilon: f32, activation: Activation) -> Result<()> {
     let operands = Operands::of(step.of, step.node)?;
-    let [images_of, channels, pixels] = [0, 1, 2].map(|at| step.node.operands[0].dims[at].len as usize);
-    let g = rows(&step.typed_gradient(&[channels, images_of, pixels])?.permute((1, 2, 0))?)?;
-    let scale = operands.vectors().map(|[scale, _]| scale);
-    let [x, scale, shift] = batch_norm_backward(&operands.x, operands.moments(), scale, &g, epsilon)?;
+    let vectors = operands.vectors();
+    let [x, scale, shift] = batch_norm_backward(&operands.x, operands.moments(), vectors, g, epsilon, activation)?;
     if step.needs(0) {
         step.give(0, images(step, &x)?)?;
     }

@@ -29,6 +29,9 @@ pub(super) fn derivative(compute: &Compute) -> Option<Derivative<'_>> {
             Box::new(|step| images::convolution_by_library(step, &of.window))
         }
         Compute::BatchNorm { epsilon } => Box::new(|step| batch_norm::batch_norm(step, *epsilon)),
+        Compute::ActivatedBatchNorm { epsilon, activation } => {
+            Box::new(|step| batch_norm::activated(step, *epsilon, activation))
+        }
         Compute::BatchMoments { variance } => Box::new(|step| batch_norm::batch_moments(step, variance.is_some())),
         Compute::UpsampleNearest(size) => Box::new(|step| images::upsample_nearest(step, *size)),
         _ => return None,
@@ -97,7 +100,7 @@ pub(super) fn is_read(graph: &Graph, node: &Node, operand: usize) -> bool {
         Compute::Recorded(Function::Unary(name)) => !["ceil", "floor", "round", "sign"].contains(&&name[..]),
         Compute::Attention(scores) => attention::is_reached(scores, operand),
         // The moments are its first operand's.
-        Compute::BatchNorm { .. } => !matches!(operand, 1 | 2),
+        Compute::BatchNorm { .. } | Compute::ActivatedBatchNorm { .. } => !matches!(operand, 1 | 2),
         _ => true,
     };
     are_floats && is_smooth

@@ -301,7 +301,10 @@ fn of_attention() -> Result<()> {
 fn of_batch_norms() -> Result<()> {
     let node = |compute, operands, len| Node::new(compute, operands, Element::F32, len);
     let whole = |at, len| Operand::whole(Value::Node(at), len);
-    for (is_scaled, pixels) in [(true, 4), (false, 4), (true, 1)] {
+    let activated = || Compute::ActivatedBatchNorm { epsilon: 1e-3, activation: "silu".into() };
+    let norm = || Compute::BatchNorm { epsilon: 1e-3 };
+    let all = [(true, 4), (false, 4), (true, 1)].map(|of| [(of, norm()), (of, activated())]);
+    for ((is_scaled, pixels), compute) in all.into_iter().flatten() {
         let len = 6 * pixels;
         // Images of 3 channels, as they are and with their channels beside each other.
         for strides in [[3 * pixels, pixels, 1], [3 * pixels, 1, 3]] {
@@ -313,7 +316,7 @@ fn of_batch_norms() -> Result<()> {
             let nodes = vec![
                 node(Compute::BatchMoments { variance: Some(1) }, vec![x.clone()], 3),
                 node(Compute::BatchMoments { variance: None }, vec![x.clone()], 3),
-                node(Compute::BatchNorm { epsilon: 1e-3 }, [vec![x, whole(0, 3), whole(1, 3)], vectors].concat(), len),
+                node(compute.clone(), [vec![x, whole(0, 3), whole(1, 3)], vectors].concat(), len),
                 node(product(), vec![whole(2, len), Operand::whole(Value::Input(3), len)], len),
                 node(sum(len), vec![whole(3, len)], 1),
                 node(product(), vec![whole(0, 3), whole(1, 3)], 3),
