@@ -83,7 +83,7 @@ pub(crate) fn block_product(x: &Tensor, blocks: &Tensor, dtype: GgmlDType) -> Re
         bail!("rows of {columns} elements do not go together with rows of {bytes} bytes in {dtype:?}")
     }
     // Kernels read four numbers, and as many bytes, at a time.
-    let is_aligned = |of: &Tensor| of.layout().start_offset() * of.dtype().size_in_bytes() % 16 == 0;
+    let is_aligned = |of: &Tensor| (of.layout().start_offset() * of.dtype().size_in_bytes()).is_multiple_of(16);
     let (x, blocks) = (x.contiguous()?, blocks.contiguous()?);
     let are_taken = x.dtype() == DType::F32 && blocks.dtype() == DType::U8 && is_aligned(&x) && is_aligned(&blocks);
     if !are_taken || !x.device().is_cuda() || !columns.is_multiple_of(TILE) || columns == 0 {

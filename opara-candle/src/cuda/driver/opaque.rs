@@ -21,9 +21,9 @@ struct OpaqueLaunch {
     result: usize,
 }
 
-// SAFETY: the driver's handles may be used from any thread whose context is current; the node of the capture is not used. Nothing of a
-// launch changes once it is made.
+// SAFETY: the driver's handles may be used from any thread whose context is current; the node of the capture is not used.
 unsafe impl Send for OpaqueLaunch {}
+// SAFETY: nothing of a launch changes once it is made.
 unsafe impl Sync for OpaqueLaunch {}
 
 /// Keeps a launch known by its number.
@@ -55,7 +55,6 @@ impl Numbered {
         if let Some((number, known)) = held.find(|(_, of)| of.is_same(&launch)) {
             return (number, HeldLaunch(known));
         }
-        drop(held);
         self.of.retain(|_, of| of.strong_count() > 0);
         let (number, launch) = (self.next, Arc::new(launch));
         self.next += 1;
