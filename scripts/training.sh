@@ -16,7 +16,7 @@ python=${PYTHON:-python3}
 if [ $# = 0 ]; then
     set -- mlp f32 64 resnet18-32 f32 32 resnet18-32 bf16 32 resnet18-32 bf16 128 resnet50-32 f32 32 resnet50-32 bf16 32 \
         mobilenet2-32 f32 32 mobilenet2-32 bf16 32 efficientnet0-32 f32 32 efficientnet0-32 bf16 32 \
-        bert-base f32 8 bert-base bf16 8 bert-base bf16 32 gpt2 bf16 8 vit-small f32 32 vit-small bf16 256
+        bert-base f32 8 bert-base bf16 8 bert-base bf16 32 gpt2 bf16 8 llama-1b-lora bf16 1 vit-small f32 32 vit-small bf16 256
 fi
 if [ -z "${TRAINING:-}" ]; then
     cargo build --release --features cudnn,zoo --example training || exit
@@ -26,7 +26,7 @@ mkdir -p "$folder"
 while [ $# -ge 3 ]; do
     to=$folder/$1-$2-$3
     [ -e "$to.ours.jsonl" ] ||
-        timeout "${CELL:-90}" "$TRAINING" --only "$1" --dtype "$2" --batch "$3" --json "$to.ours.jsonl" >"$to.ours.log" 2>&1
+        timeout "${CELL:-90}" "$TRAINING" --only "$1" --dtype "$2" --batch "$3" --kernels --json "$to.ours.jsonl" >"$to.ours.log" 2>&1
     [ -e "$to.torch.jsonl" ] ||
         timeout "${CELL:-90}" "$python" benches/peers/python/train.py --models "$1" --dtype "$2" --batch "$3" >"$to.torch.jsonl" 2>"$to.torch.log"
     shift 3

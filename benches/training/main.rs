@@ -7,6 +7,7 @@
 
 mod models;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -20,7 +21,8 @@ use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
 use opara_candle::device_memory::watch;
 use opara_candle::optim::AdamW;
-use opara_candle::plan::trace::Measured;
+use opara_candle::plan::timeline::Timeline;
+use opara_candle::plan::trace::{Measured, Trace};
 use opara_candle::{Numerics, OparaExecutor};
 use opara_examples::{exit_code, types, variables};
 use serde_json::{json, Value};
@@ -53,6 +55,10 @@ struct Args {
     #[arg(long)]
     traces: Option<PathBuf>,
 
+    /// Say of captured steps which kernels run how long.
+    #[arg(long)]
+    kernels: bool,
+
     /// File to write one line of JSON a contestant to.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -71,9 +77,9 @@ fn run() -> Result<()> {
     for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         for contestant in &args.contestants {
             let (line, usage) = watch(&device, || Ok::<_, anyhow::Error>(measured(model, contestant, &args, &device)))?;
-            let mut line = line.unwrap_or_else(|error| json!({ "failed": error.to_string().lines().next() }));
-            // Weights, moments, gradients and activations, and what building takes.
-            line["peak_mib"] = usage.map(|usage| (usage.peak - usage.before) >> 20).into();
+            let mut line = line.unwrap_or_else(|error| json!({ "failed": error.to_string() }));
+            // Of all, building included.
+            line["built_peak_mib"] = usage.map(|usage| (usage.peak - usage.before) >> 20).into();
             (line["model"], line["contestant"]) = (model.name.into(), contestant.as_str().into());
             (line["dtype"], line["batch"]) = (args.dtype.as_str().into(), args.batch.into());
             println!("{line}");
@@ -87,6 +93,7 @@ fn run() -> Result<()> {
 
 /// Times a contestant on a model of its own. All models have the same weights.
 fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Result<Value> {
+    let before = in_use(device)?;
     let (weights, loss) = seeded(model, args.dtype, device)?;
     let batch = (model.batch)(args.batch, args.dtype, device)?;
     let params = ParamsAdamW { lr: 1e-4, ..Default::default() };
@@ -94,16 +101,16 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
     match contestant {
         "candle" => {
             let all = trained.into_iter().map(|(_, variable)| variable).collect();
-            timed_eagerly(args, device, (&loss, &batch), candle_nn::AdamW::new(all, params)?)
+            timed_eagerly(args, device, before, (&loss, &batch), candle_nn::AdamW::new(all, params)?)
         }
-        "optimizer" => timed_eagerly(args, device, (&loss, &batch), AdamW::of_named(trained, params)?),
+        "optimizer" => timed_eagerly(args, device, before, (&loss, &batch), AdamW::of_named(trained, params)?),
         numerics => {
             let numerics = if numerics == "exact" { Numerics::Exact } else { Numerics::Accurate };
             let (optimizer, begin) = (AdamW::of_named(trained, params)?, Instant::now());
             let builder = OparaExecutor::builder().numerics(numerics);
             let mut trainer = builder.build_train(move |batch: &[Tensor]| loss(batch), &optimizer, &batch)?;
             let built_s = begin.elapsed().as_secs_f64();
-            let mut line = timed(args, device, || Ok(trainer.step(&batch)?))?;
+            let mut line = timed(args, device, before, || Ok(trainer.step(&batch)?))?;
             line["built_s"] = built_s.into();
             if let Some(report) = trainer.report() {
                 line["mode"] = format!("{:?}", report.mode()).to_lowercase().into();
@@ -118,6 +125,9 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
                 std::fs::create_dir_all(folder)?;
                 let name = format!("{}-{}-{}-{contestant}.trace", model.name, args.dtype.as_str(), args.batch);
                 trace.write_to(BufWriter::new(File::create(folder.join(name))?))?;
+            }
+            if args.kernels && device.is_cuda() {
+                line["kernels"] = trainer.timeline(&batch).map_or_else(|error| error.to_string().into(), kernels);
             }
             Ok(line)
         }
@@ -144,31 +154,56 @@ fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)
 fn timed_eagerly(
     args: &Args,
     device: &Device,
+    before: u64,
     (loss, batch): (&Loss, &[Tensor]),
     mut optimizer: impl Optimizer,
 ) -> Result<Value> {
-    timed(args, device, || {
+    timed(args, device, before, || {
         let loss = loss(batch)?.swap_remove(0);
         optimizer.backward_step(&loss)?;
         Ok(loss)
     })
 }
 
-/// Milliseconds of a step on the clock, and the losses of the first and of the last one.
-fn timed(args: &Args, device: &Device, mut step: impl FnMut() -> Result<Tensor>) -> Result<Value> {
-    let first = number(&step()?)?;
-    let mut ms = Vec::new();
-    let mut last = first;
-    for _ in 1..if device.is_cuda() { args.steps } else { 1 } {
-        device.synchronize()?;
-        let begin = Instant::now();
-        let loss = step()?;
-        device.synchronize()?;
-        ms.push(begin.elapsed().as_secs_f64() * 1e3);
-        last = number(&loss)?;
+/// Milliseconds of a step on the clock, the losses of the first and of the last one, and the memory of a process that takes steps: weights,
+/// moments, gradients and activations, from `before` on.
+fn timed(args: &Args, device: &Device, before: u64, mut step: impl FnMut() -> Result<Tensor>) -> Result<Value> {
+    let (mut line, usage) = watch(device, || {
+        let first = number(&step()?)?;
+        let mut ms = Vec::new();
+        let mut last = first;
+        for _ in 1..if device.is_cuda() { args.steps } else { 1 } {
+            device.synchronize()?;
+            let begin = Instant::now();
+            let loss = step()?;
+            device.synchronize()?;
+            ms.push(begin.elapsed().as_secs_f64() * 1e3);
+            last = number(&loss)?;
+        }
+        ms.sort_by(f64::total_cmp);
+        Ok::<_, anyhow::Error>(json!({ "ms": ms.get(ms.len() / 2), "first_loss": first, "last_loss": last }))
+    })?;
+    line["peak_mib"] = usage.map(|usage| (usage.peak - before) >> 20).into();
+    Ok(line)
+}
+
+/// Bytes of the device's memory pool in use.
+fn in_use(device: &Device) -> Result<u64> {
+    Ok(watch(device, || Ok::<_, anyhow::Error>(()))?.1.map_or(0, |usage| usage.before))
+}
+
+/// The time of a step, and for each kernel launches and microseconds, the longest first.
+fn kernels((trace, timeline): (Trace, Timeline)) -> Value {
+    let mut all: BTreeMap<&str, (usize, f64)> = BTreeMap::new();
+    for span in &timeline.spans {
+        let (launches, us) = all.entry(&trace.ops[span.op].name).or_default();
+        (*launches, *us) = (*launches + 1, *us + span.end_us - span.start_us);
     }
-    ms.sort_by(f64::total_cmp);
-    Ok(json!({ "ms": ms.get(ms.len() / 2), "first_loss": first, "last_loss": last }))
+    let mut all: Vec<_> = all.into_iter().collect();
+    all.sort_by(|(_, (_, a)), (_, (_, b))| b.total_cmp(a));
+    let busy: f64 = all.iter().map(|(_, (_, us))| us).sum();
+    let of = |(name, (launches, us)): (&str, (usize, f64))| json!([name, launches, (us * 10.).round() / 10.]);
+    json!({ "total_us": timeline.total_us, "sum_us": busy, "of": all.into_iter().map(of).collect::<Vec<_>>() })
 }
 
 fn number(loss: &Tensor) -> Result<f32> {

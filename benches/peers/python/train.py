@@ -23,6 +23,7 @@ import capture
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 TOKENS = 128
 LONG = 1024
+WORDS_OF_LLAMA, TOKENS_OF_LLAMA = 128256, 512
 Step = Callable[[], torch.Tensor]
 
 
@@ -142,6 +143,40 @@ class BertBase(nn.Module):
         return self.head(self.bert(ids).last_hidden_state[:, 0])
 
 
+class Changed(nn.Module):
+    """A linear layer that stays, with a change of rank 16."""
+
+    def __init__(self, stays: nn.Linear):
+        super().__init__()
+        self.stays = stays
+        self.down = nn.Linear(stays.in_features, 16, bias=False)
+        self.up = nn.Linear(16, stays.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.stays(x) + self.up(self.down(x)) * 2.0
+
+
+class LlamaLora(nn.Module):
+    def __init__(self):
+        super().__init__()
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        sizes = {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16}
+        heads = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64}
+        others = {"tie_word_embeddings": True, "use_cache": False, "attn_implementation": "sdpa"}
+        with torch.device("cuda"):
+            self.model = LlamaForCausalLM(LlamaConfig(vocab_size=WORDS_OF_LLAMA, **sizes, **heads, **others))
+            self.model.requires_grad_(False)
+            for layer in self.model.model.layers:
+                for part in (layer.self_attn, layer.mlp):
+                    for name, linear in list(part.named_children()):
+                        if isinstance(linear, nn.Linear):
+                            setattr(part, name, Changed(linear))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.model(ids).logits.flatten(0, 1)
+
+
 def vit_small() -> nn.Module:
     import timm
 
@@ -169,6 +204,13 @@ MODELS = {
     "efficientnet0-32": (lambda: inverted(EFFICIENTNET0, nn.SiLU, True), pictures),
     "bert-base": (BertBase, lambda rows, dtype: (kinds(rows * TOKENS, 30000).view(rows, TOKENS), kinds(rows, 2))),
     "gpt2": (Gpt2, lambda rows, dtype: (kinds(rows * LONG, 50257).view(rows, LONG), kinds(rows * LONG, 50257))),
+    "llama-1b-lora": (
+        LlamaLora,
+        lambda rows, dtype: (
+            kinds(rows * TOKENS_OF_LLAMA, WORDS_OF_LLAMA).view(rows, TOKENS_OF_LLAMA),
+            kinds(rows * TOKENS_OF_LLAMA, WORDS_OF_LLAMA),
+        ),
+    ),
     "vit-small": (vit_small, lambda rows, dtype: (image(rows, 224, dtype), kinds(rows, 1000))),
 }
 
@@ -210,7 +252,7 @@ def stepped(loss: Callable, optimizer: torch.optim.Optimizer, batch: tuple, upda
 def contestants(name: str, dtype: torch.dtype, rows: int, autocast: bool, is_images_last: bool) -> dict[str, Callable[[], Step]]:
     def made(capturable: bool = False) -> tuple:
         module, batch = trained(name, dtype, rows, autocast, is_images_last)
-        optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True, capturable=capturable)
+        optimizer = torch.optim.AdamW([of for of in module.parameters() if of.requires_grad], lr=1e-4, fused=True, capturable=capturable)
         return loss_of(module, dtype, autocast), optimizer, batch
 
     def graph() -> Step:

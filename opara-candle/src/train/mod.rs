@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
 use hashbrown::HashSet;
+use opara_plan::timeline::Timeline;
 
 pub use self::gradient_error::GradientError;
 use self::steps::Steps;
@@ -179,6 +180,21 @@ impl<P: Params> Trainer<P> {
     }
 
     /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision at the
+    /// The launches of a step with batches like this one, and when each runs, in a replay of median length among several. Variables and
+    /// optimizer are as they were behind it.
+    ///
+    /// # Errors
+    /// [`Error::NotMeasurable`](crate::Error::NotMeasurable) for steps that run eagerly, errors of [`step`](Self::step), and those of
+    /// [`OparaExecutor::timeline`].
+    pub fn timeline(&mut self, batch: &[Tensor]) -> Result<(Trace, Timeline)> {
+        self.build(batch)?;
+        let Some(executor) = &self.executor else { return Err(Error::NotMeasurable) };
+        let before = self.optimizer.snapshot()?;
+        let timeline = executor.timeline(batch);
+        self.optimizer.restore(&before)?;
+        Ok((executor.schedule(batch)?.0, timeline?))
+    }
+
     /// latest build.
     pub fn gradient_errors(&self) -> &[GradientError] {
         &self.errors
