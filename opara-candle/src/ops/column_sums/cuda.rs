@@ -6,9 +6,9 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
 
 use super::launch::{self, of_columns, Shares};
 use crate::activation::Activation;
-use crate::cuda::driver::kernels::{ptx, written};
+use crate::cuda::driver::kernels::{ptx, wide, written};
 use crate::cuda::operator::rows::Rows;
-use crate::cuda::operator::{rows_of, tensor_of, with_elements};
+use crate::cuda::operator::{begin_wide, rows_of, tensor_of, with_elements};
 
 /// The sums of the columns of `x`. `None` if the kernel does not support it.
 pub(super) fn column_sums(x: &Tensor) -> Result<Option<Tensor>> {
@@ -18,17 +18,19 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Option<Tensor>> {
 
 fn sums_of<T: CudaDType + WithDType + DeviceRepr>(x: &Tensor, of: Rows) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (rows, columns, shares) = (of.rows(), of.columns(), Shares::of(of.rows()));
+    let (rows, columns, wide) = (of.rows(), of.columns(), wide(T::DTYPE));
+    let of_vectors = if begin_wide([x])? { Shares::of_vectors(rows, columns, wide) } else { None };
+    let shares = of_vectors.unwrap_or_else(|| Shares::of(rows));
     let sums = with_elements::<T, _, 1>([Some(x)], |[x]| {
         let Some(x) = &x else { bail!("sums without an operand") };
         written::<f32>(device, shares.count * columns, |sums| {
             let sums = sums.as_view_mut();
-            launch::ColumnSums { rows, columns, share: shares.rows, shares: shares.count, x, sums }.launch(
-                device,
-                T::DTYPE.as_str(),
-                ptx::COLUMN_SUMS,
-                shares.config(columns),
-            )
+            let (variant, config) = match of_vectors {
+                Some(_) => (format!("wide_{}", T::DTYPE.as_str()), shares.config_of_vectors(columns, wide)),
+                None => (T::DTYPE.as_str().into(), shares.config(columns)),
+            };
+            let launch = launch::ColumnSums { rows, columns, share: shares.rows, shares: shares.count, x, sums };
+            launch.launch(device, &variant, ptx::COLUMN_SUMS, config)
         })
     })?;
     tensor_of(totals::<T>(device, &sums.as_view(), 1, shares.count, columns)?, device, columns)

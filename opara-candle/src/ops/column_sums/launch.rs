@@ -8,7 +8,7 @@ kernels! {
     /// Sums of the columns, for each share of the rows.
     ColumnSums<T> = "opara_reduction_column_sums_" for [f16 bf16 f32] {
         rows: usize, columns: u32, share: u32, shares: grid [1],
-        x: in T [rows * columns],
+        x: vector in T [rows * columns],
         sums: out f32 [shares * columns],
     }
 
@@ -29,8 +29,9 @@ kernels! {
     }
 }
 
-/// Rows and columns of a block.
+/// Rows and columns of a block, and rows of one whose threads have vectors of columns.
 const SIDE: usize = 32;
+const DEEP: usize = 8;
 
 /// How rows are shared among blocks.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +47,23 @@ impl Shares {
     pub fn of(rows: usize) -> Self {
         let share = rows.div_ceil(512).max(2 * SIDE);
         Self { rows: share, count: rows.div_ceil(share) }
+    }
+
+    /// The same for blocks whose threads have vectors of `wide` columns, and whether rows are such vectors.
+    pub fn of_vectors(rows: usize, columns: usize, wide: usize) -> Option<Self> {
+        /// Blocks that fill a GPU several times.
+        const BLOCKS: usize = 1024;
+        let across = columns.div_ceil(wide * SIDE);
+        let share = rows.div_ceil((BLOCKS / across).clamp(1, 256)).max(4 * DEEP);
+        columns.is_multiple_of(wide).then(|| Self { rows: share, count: rows.div_ceil(share) })
+    }
+
+    pub fn config_of_vectors(self, columns: usize, wide: usize) -> LaunchConfig {
+        LaunchConfig {
+            grid_dim: (columns.div_ceil(wide * SIDE) as u32, self.count as u32, 1),
+            block_dim: (SIDE as u32, DEEP as u32, 1),
+            shared_mem_bytes: 0,
+        }
     }
 
     pub fn config(self, columns: usize) -> LaunchConfig {
