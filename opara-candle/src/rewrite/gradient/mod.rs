@@ -13,17 +13,17 @@ mod products;
 mod rows;
 mod spread;
 mod step;
+mod sum;
 
 use candle::{bail, Result, Tensor};
 use hashbrown::HashMap;
 use opara_plan::rewrite::{Graph, Operand, Value};
 
 use self::derivative::{derivative, is_given, is_read};
-use self::spread::spread;
 use self::step::Step;
+use self::sum::Sum;
 use super::evaluation::{Arithmetic, Evaluation, Numbers};
 use super::operators::compute;
-use super::strided::shaped;
 
 /// The ways along which gradients of a graph's first output go to the inputs that are wanted.
 pub(crate) struct Paths<'a> {
@@ -134,32 +134,26 @@ pub(crate) fn differentiate(
     let live = graph.live();
     (0..graph.nodes.len()).filter(|&at| live[at]).try_for_each(|at| of.tensor(Value::Node(at)).map(drop))?;
     let outputs = graph.outputs.iter().map(|output| of.tensor(output.value)).collect::<Result<Vec<_>>>()?;
-    let mut sums: HashMap<Value, Tensor> = HashMap::new();
+    let mut sums: HashMap<Value, Sum> = HashMap::new();
     if let (Some(output), Some(loss)) = (graph.outputs.first(), outputs.first()) {
-        sums.insert(output.value, loss.ones_like()?);
+        let one = Operand::whole(output.value, 1);
+        sums.entry(output.value).or_default().add(one, loss.ones_like()?, 1)?;
     }
     for (at, node) in graph.nodes.iter().enumerate().rev() {
-        if let Some(gradient) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
+        if let Some(sum) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
+            let gradient = sum.total(node.len)?;
             let Some(derivative) = derivative(&node.compute) else { bail!("{:?} has no derivative", node.compute) };
             let mut step = Step::new(&mut of, (at, node), gradient, paths.needs(at));
             derivative(&mut step)?;
             for (view, gradient) in step.given {
-                add(&mut sums, graph, &view, &gradient)?;
+                sums.entry(view.value).or_default().add(view.clone(), gradient, graph.len(view.value))?;
             }
         }
         of.forget(Value::Node(at));
     }
-    let gradients = wanted.iter().map(|&input| sums.remove(&Value::Input(input))).collect();
-    Ok(Differentiated { outputs, gradients })
-}
-
-/// Adds the gradient of a view to that of its value.
-fn add(sums: &mut HashMap<Value, Tensor>, graph: &Graph, view: &Operand, gradient: &Tensor) -> Result<()> {
-    let gradient = spread(gradient, view, graph.len(view.value))?;
-    let sum = match sums.remove(&view.value) {
-        Some(sum) => order::add(&sum, &shaped(&gradient, sum.dims())?)?,
-        None => gradient,
+    let total = |&input: &usize| {
+        let sum = sums.remove(&Value::Input(input));
+        sum.map(|sum| sum.total(graph.inputs[input].len)).transpose()
     };
-    sums.insert(view.value, sum);
-    Ok(())
+    Ok(Differentiated { outputs, gradients: wanted.iter().map(total).collect::<Result<_>>()? })
 }
