@@ -91,6 +91,8 @@ mod group_norm;
 mod heads;
 #[cfg(feature = "cuda")]
 mod lacks;
+#[cfg(any(feature = "cuda", test))]
+mod log_softmax;
 mod matmul;
 mod moe;
 #[cfg(feature = "cuda")]
@@ -151,6 +153,8 @@ pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
 #[cfg(feature = "cuda")]
 pub(crate) use lacks::lacks;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use log_softmax::{log_softmax_at, log_softmax_at_backward};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use matmul::linear_in;
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
@@ -215,6 +219,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     group_norm::launch::DECLARED,
     heads::launch::DECLARED,
     matmul::launch::DECLARED,
+    log_softmax::launch::DECLARED,
     moe::launch::DECLARED,
     new_tokens::launch::DECLARED,
     norm::gradient_launch::DECLARED,

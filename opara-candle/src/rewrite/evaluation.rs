@@ -144,6 +144,11 @@ impl<'a> Evaluation<'a> {
         self.graph.element(value)
     }
 
+    /// How many elements a value has.
+    pub fn len(&self, value: Value) -> u64 {
+        self.graph.len(value)
+    }
+
     /// The type in which a value is computed.
     pub fn dtype(&self, value: Value) -> DType {
         self.arithmetic.dtype(self.graph.element(value))

@@ -22,6 +22,7 @@ mod indexed;
 pub(crate) mod join;
 pub(crate) mod joined;
 mod judgement;
+mod log_softmax;
 mod norms;
 #[cfg(feature = "cuda")]
 mod opaque;

@@ -12,6 +12,7 @@ use super::elementwise::{activation_of, binary, in_order, unary};
 use super::evaluation::{concat, Arithmetic, Evaluation};
 use super::indexed::{gather, index_select, masked_fill, put, rotary, select};
 use super::join::{below, joined};
+use super::log_softmax::log_softmax_at;
 use super::norms::{group_norm, layer_norm, norm_of_sum, rms_norm, row_norm, rows, sum_beside_norm};
 use super::strided::shaped;
 use super::transposed::{as_convolution, transposed_convolution};
@@ -44,6 +45,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         }
         Compute::Gated { activation, has_bias } => gated(of, node, activation, *has_bias),
         Compute::QuantizedProduct { blocks, norm, end } => quantized::product(of, node, *blocks, *norm, end),
+        Compute::LogSoftmaxAt { columns } => log_softmax_at(of, node, *columns),
         Compute::RowMean { columns, factor } => row_mean(of, node, *columns, *factor),
         Compute::RowNorm { columns, epsilon, is_rms } => row_norm(of, node, *columns, *epsilon, *is_rms),
         Compute::GroupNorm { groups, epsilon, silu } => group_norm(of, node, *groups, *epsilon, *silu),

@@ -150,6 +150,7 @@ impl Lifted {
         let is_state = |at: u64| pass.overwritten.iter().any(|(input, _)| pass.places[*input] == Place::Memory(at));
         let all = variables.iter().filter(|(.., at)| !is_state(*at)).map(|(name, ..)| *name);
         check(&graph, &trained, all, |node| pass.launches.get(node.checked_sub(told)?).cloned())?;
+        graph.pad_products();
         let scaled = optimizer.scale()?.map(|_| with_factor(&graph)).transpose()?;
         let turned = (0..sources.len()).filter(|&input| is_turned(&graph, input, &sources[input])).collect();
         Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written, turned })

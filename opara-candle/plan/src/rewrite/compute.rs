@@ -97,6 +97,11 @@ pub enum Compute {
         /// What follows.
         end: ProductEnd,
     },
+    /// The logarithm of the softmax of each row at the row's own class. Operands: the rows, and a class for each.
+    LogSoftmaxAt {
+        /// Elements of a row.
+        columns: u64,
+    },
     /// Sums of rows, times a factor. Operand: the rows.
     RowMean {
         /// Elements of a row.

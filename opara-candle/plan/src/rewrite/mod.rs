@@ -17,6 +17,7 @@ mod item;
 mod matched;
 mod outcome;
 mod over_capacity;
+mod padded;
 mod pairs;
 mod parts;
 mod region;

@@ -4,11 +4,13 @@ use candle::{bail, Result, Tensor, D};
 use opara_plan::rewrite::{strides_over, Compute, Operand};
 use opara_plan::trace::Dim;
 
+use super::super::log_softmax;
 use super::super::strided::shaped;
 use super::step::Step;
 use crate::activation::Activation;
 use crate::ops::{
-    activation_derivative, in_sums, layer_norm_backward, rms_norm_backward, softmax_backward, LayerNormGradients,
+    activation_derivative, in_sums, layer_norm_backward, log_softmax_at_backward, rms_norm_backward, softmax_backward,
+    LayerNormGradients,
 };
 
 /// An operand as rows of `columns` elements.
@@ -37,6 +39,20 @@ pub(super) fn softmax(step: &mut Step, columns: u64) -> Result<()> {
     let shape = [(step.node.len / columns.max(1)) as usize, columns as usize];
     let (y, g) = (step.typed_result(&shape)?, step.typed_gradient(&shape)?);
     step.give(0, softmax_backward(&y, &g)?)
+}
+
+/// Of rows of logits, by those of the logarithms of their classes' parts.
+pub(super) fn log_softmax_at(step: &mut Step, columns: u64) -> Result<()> {
+    let [x, classes] = log_softmax::operands(step.of, step.node, columns)?;
+    let g = step.gradient(&[x.dim(0)?])?.contiguous()?;
+    let gradient = log_softmax_at_backward(&x, &classes, &g)?;
+    let (first, all) = (step.node.operands[0].first, step.of.len(step.node.operands[0].value));
+    // Nobody reads what is behind rows: zeros are its gradient.
+    if first == 0 && gradient.elem_count() as u64 == all {
+        let dims = vec![Dim { len: all, stride: 1 }];
+        return step.give_over(0, dims, gradient);
+    }
+    step.give(0, gradient.narrow(1, 0, columns as usize)?)
 }
 
 /// A norm of rows.

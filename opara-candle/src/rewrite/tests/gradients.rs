@@ -4,9 +4,9 @@ use candle::{DType, Device, Result, Tensor};
 use opara_plan::rewrite::{Compute, Convolution, Graph, Input, Mask, Node, Operand, Output, Scores, Value};
 use opara_plan::trace::{Bilinear, Element, Function, Indexed, Rotary, Window};
 
-use super::{evaluate, numbers, operand};
+use super::{evaluate, node, numbers, operand};
 use crate::rewrite::evaluate::Arithmetic;
-use crate::rewrite::gradient::{differentiate, Missing, Paths};
+use crate::rewrite::gradient::{differentiate, Differentiated, Missing, Paths};
 
 const F64: Arithmetic = Arithmetic::In(DType::F64);
 
@@ -147,6 +147,9 @@ fn of_rows() -> Result<()> {
     check(Function::RowMin(4), &[floats(0.7, &[3, 4])?], 3)?;
     check(Function::Softmax(4), &[view(0.7, 16, 4, &[(3, 4), (4, 1)])?], 12)?;
     check_compute(Compute::RowMean { columns: 4, factor: 0.25 }, &[floats(0.7, &[3, 4])?], 3)?;
+    // Rows between others.
+    let rows = view(0.7, 20, 1, &[(3, 6), (4, 1)])?;
+    check_compute(Compute::LogSoftmaxAt { columns: 4 }, &[rows, integers(&[3, 0, 1], &[3])?], 3)?;
     let all = || view(1.7, 5, 1, &[(3, 0), (4, 1)]);
     check(Function::LayerNorm(4, 1e-3), &[floats(0.7, &[3, 4])?, floats(1.3, &[4])?, floats(1.7, &[4])?], 12)?;
     check(Function::RmsNorm(4, 1e-3), &[floats(0.7, &[3, 4])?, floats(1.3, &[4])?], 12)?;
@@ -381,4 +384,69 @@ fn of_products_of_activations() -> Result<()> {
         check_compute(compute(), &[x, weight], 6)?;
     }
     Ok(())
+}
+
+/// Products whose rows are padded have the numbers and gradients that they had.
+#[test]
+fn of_padded_products() -> Result<()> {
+    let [rows, inner, columns] = [64, 3, 5];
+    let of = |compute, operands, element, len| Node::new(compute, operands, element, len);
+    let whole = |value, dims: &[(u64, u64)]| operand(value, 0, dims);
+    let bf16 = |len| Input { buffer: 0, element: Element::Bf16, len, is_constant: true };
+    let ids = Input { buffer: 0, element: Element::U32, len: rows, is_constant: false };
+    let product = vec![
+        whole(Value::Input(0), &[(rows, inner), (inner, 1)]),
+        whole(Value::Input(1), &[(columns, inner), (inner, 1)]),
+        whole(Value::Input(2), &[(columns, 1)]),
+    ];
+    let at = vec![whole(Value::Node(0), &[(rows, columns), (columns, 1)]), whole(Value::Input(3), &[(rows, 1)])];
+    let sum = Compute::Recorded(Function::RowSum(rows));
+    let graph = Graph {
+        inputs: vec![bf16(rows * inner), bf16(columns * inner), bf16(columns), ids],
+        nodes: vec![
+            of(Compute::Linear { activation: None }, product, Element::Bf16, rows * columns),
+            of(Compute::LogSoftmaxAt { columns }, at, Element::F32, rows),
+            of(sum, vec![whole(Value::Node(1), &[(rows, 1)])], Element::F32, 1),
+        ],
+        outputs: vec![Output { value: Value::Node(2), buffer: 0 }],
+    };
+    let mut padded = graph.clone();
+    padded.pad_products();
+    assert_eq!(padded.nodes.len(), 7);
+    assert_eq!(padded.nodes[4].len, rows * 8);
+    let classes: Vec<u32> = (0..rows as u32).map(|row| row * 7 % columns as u32).collect();
+    let numbers = |len, seed| numbers(len, seed)?.to_dtype(DType::F64);
+    let inputs = [
+        numbers(rows * inner, 0.7)?,
+        numbers(columns * inner, 1.3)?,
+        numbers(columns, 1.7)?,
+        Tensor::new(classes, &Device::Cpu)?,
+    ];
+    let [a, b] = [&graph, &padded].map(|graph| differentiate(graph, &inputs, F64, &[0, 1, 2]));
+    let (a, b) = (a?, b?);
+    let all = |of: Differentiated| of.outputs.into_iter().chain(of.gradients.into_iter().flatten());
+    let [a, b] = [all(a).collect::<Vec<_>>(), all(b).collect::<Vec<_>>()];
+    assert_eq!((a.len(), b.len()), (4, 4));
+    for (a, b) in a.iter().zip(&b) {
+        let apart = (a.flatten_all()? - b.flatten_all()?)?.abs()?.max(0)?.to_scalar::<f64>()?;
+        assert!(apart < 1e-12, "{apart}");
+    }
+    Ok(())
+}
+
+/// Parts of rows that lie beside each other, in any order and with dimensions in another one, are one tensor.
+#[test]
+fn of_parts_of_rows() -> Result<()> {
+    let x = floats(0.7, &[3, 8])?;
+    let parts = [operand(Value::Input(0), 3, &[(5, 1), (3, 8)]), operand(Value::Input(0), 0, &[(3, 8), (3, 1)])];
+    let nodes = parts.iter().map(|part| node(Function::Unary("sqr".into()), vec![part.clone()], part.len()));
+    let mut nodes: Vec<Node> = nodes.collect();
+    for at in 0..2 {
+        let len = parts[at].len();
+        nodes.push(node(Function::RowSum(len), vec![Operand::whole(Value::Node(at), len)], 1));
+    }
+    let sums = [2, 3].map(|at| Operand::whole(Value::Node(at), 1)).to_vec();
+    nodes.push(node(Function::Binary("mul".into()), sums, 1));
+    let outputs = vec![Output { value: Value::Node(4), buffer: 0 }];
+    check_graph("parts", &Graph { inputs: vec![super::input(24, false)], nodes, outputs }, &[x.tensor])
 }

@@ -163,6 +163,7 @@ impl<'a> Facts<'a> {
             ("step", Function::Binary(name)) => Step::of(name).is_some(),
             ("mean", &Function::Affine(factor, 0.)) => self.is_mean(node, factor),
             ("copy", Function::Copy)
+            | ("gather", Function::Gather(_))
             | ("matmul" | "product", Function::Matmul)
             | ("norm", Function::LayerNorm(..) | Function::RmsNorm(..))
             | ("of_blocks", Function::QuantizedProduct(_))

@@ -1,4 +1,4 @@
-//! Norms of rows and of groups of channels that are written as sums, squares and quotients, and norms of sums.
+//! Norms of rows and of groups of channels that are written as sums, squares and quotients, norms of sums, and softmax in parts.
 
 use super::channels::by_channel;
 use super::facts::Facts;
@@ -10,13 +10,15 @@ use crate::rewrite::compute::Compute;
 use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::trace::{Dim, Function};
 
-pub(super) const RULES: [Rule; 4] = [
+pub(super) const RULES: [Rule; 5] = [
     // (x - mean(x)) / sqrt(var(x) + e) * w + b -> layer_norm(x); x / sqrt(mean(x * x) + e) * w -> rms_norm(x)
     rule!("row-norm": add(mul({ NORMAL }, w), b) => join_layer_norm; mul({ NORMAL }, w) => join_norm),
     // the same over groups of channels, and silu of it -> group_norm(x)
     rule!("group-norm": add(mul({ NORMAL }, w), b) => join_group_norm; silu(y = group_norm()) => add_silu),
     // f * rowsum(x), g * colsum(f * rowsum(x)) -> one launch
     rule!("row-mean": { OF_MEANS } => means::join_planes; times(inner = row_sum(x)) => means::join_rows),
+    // (x - max(x) - log(rowsum(exp(x - max(x)))))[class] -> one launch
+    rule!("log-softmax-at": gather({ LOG_SOFTMAX }) => at_class),
     // norm(x + y) -> one launch, with x + y as a second result of an RMS norm
     rule!("residual-norm": norm(add(a, b)) => add_sum; add(a, b) => give_norm),
 ];
@@ -30,6 +32,9 @@ const RMS: Pattern = pattern!(div(x, per_row(sqrt(e = plus(mean(row_sum(sqr(x)))
 
 /// One of them, which may be of another type in between.
 const NORMAL: Pattern = pattern!(either(cast = copy(either({ LAYER }, { RMS })), { LAYER }, { RMS }));
+
+/// The logarithm of the softmax of rows.
+const LOG_SOFTMAX: Pattern = pattern!(sub(d = sub(x, per_row(row_max(x))), per_row(log(row_sum(exp(d))))));
 
 /// A norm before its weight and bias.
 struct Normal {
@@ -114,6 +119,22 @@ fn add_silu(found: &Found) -> Option<Node> {
     let before = found.node("y")?;
     let Compute::GroupNorm { groups, epsilon, silu: false } = before.compute else { return None };
     Some(found.replace_by(Compute::GroupNorm { groups, epsilon, silu: true }, before.operands.clone()))
+}
+
+/// Of rows that were converted before, those from before.
+fn at_class(found: &Found) -> Option<Node> {
+    let (facts, root, x) = (found.facts, found.root(), found.operand("x")?);
+    let Compute::Recorded(Function::Gather(of)) = root.compute else { return None };
+    let columns = found.node("d")?.len.checked_div(root.len)?;
+    let takes_one = [of.left, of.from, of.to, of.right] == [root.len, columns, 1, 1];
+    let is_cast = |&at: &usize| {
+        let before = &facts.node(at).operands[0];
+        facts.is_of(at, "copy") && facts.graph.element(before.value).is_float()
+    };
+    let x = facts.whole(x).filter(is_cast).map_or(x, |at| &facts.node(at).operands[0]);
+    let classes = root.operands.get(1).filter(|classes| classes.len() == root.len)?;
+    let operands = vec![x.clone(), classes.clone()];
+    takes_one.then(|| found.replace_by(Compute::LogSoftmaxAt { columns }, operands))
 }
 
 /// A norm of a sum that nothing else reads.
