@@ -127,7 +127,7 @@ pub use argmax::argmax;
 pub use assign::assign;
 pub use attention::attention;
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use attention::{attention_of_scores, Bias, Scores};
+pub(crate) use attention::{attention_backward_of_scores, attention_of_scores, AttentionGradients, Bias, Scores};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use batch_norm::{batch_moments, batch_norm, batch_norm_backward};
 pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
@@ -200,6 +200,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     activation::launch::DECLARED,
     advance::launch::DECLARED,
     argmax::launch::DECLARED,
+    attention::gradient_launch::DECLARED,
     attention::launch::DECLARED,
     batch_norm::launch::DECLARED,
     cached_attention::launch::DECLARED,
@@ -218,8 +219,8 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     gemv::warpgroup::DECLARED,
     group_norm::launch::DECLARED,
     heads::launch::DECLARED,
-    matmul::launch::DECLARED,
     log_softmax::launch::DECLARED,
+    matmul::launch::DECLARED,
     moe::launch::DECLARED,
     new_tokens::launch::DECLARED,
     norm::gradient_launch::DECLARED,

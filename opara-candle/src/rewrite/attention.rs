@@ -24,6 +24,17 @@ pub(super) fn attention(of: &mut Evaluation, node: &Node, scores: &Scores) -> Re
         let factor = of.operand(&one, &[])?.to_dtype(q.dtype())?;
         q = if *is_divisor { q.broadcast_div(&factor)? } else { q.broadcast_mul(&factor)? };
     }
+    let (bias, of) = said(of, masks, scores, [&q, &k])?;
+    ops::attention_of_scores([&q, &k, &v?], bias.as_ref(), &of)
+}
+
+/// The masks of queries and keys as one tensor, and what becomes of their products.
+pub(super) fn said(
+    of: &mut Evaluation,
+    masks: &[Operand],
+    scores: &Scores,
+    [q, k]: [&Tensor; 2],
+) -> Result<(Option<Tensor>, ops::Scores)> {
     let shape = [q.dim(0)?, q.dim(1)?, q.dim(2)?, k.dim(2)?];
     let dtype = match (of.arithmetic, scores.in_f32) {
         (Arithmetic::Typed, true) => DType::F32,
@@ -36,7 +47,7 @@ pub(super) fn attention(of: &mut Evaluation, node: &Node, scores: &Scores) -> Re
         bias: does(&scores.masks),
         in_f32: scores.in_f32 && dtype == DType::F32,
     };
-    ops::attention_of_scores([&q, &k, &v?], bias.as_ref(), &of)
+    Ok((bias, of))
 }
 
 /// What the tensor of masks does to scores.

@@ -2,10 +2,14 @@
 
 use candle::{Result, Tensor};
 
+#[cfg(feature = "cuda")]
+use super::gradient_cuda;
+#[cfg(any(feature = "cuda", test))]
+use super::scores::Scores;
 use super::sharing::repeated;
 use crate::ops::column_sums::{in_sums, summed_like};
 use crate::ops::softmax::softmax_backward;
-use crate::ops::{add_softmax, affine, matmul};
+use crate::ops::{add_softmax, affine, matmul, own_on};
 
 /// The gradients of the operands of attention.
 pub(crate) struct AttentionGradients {
@@ -16,8 +20,8 @@ pub(crate) struct AttentionGradients {
     pub bias: Option<Tensor>,
 }
 
-/// The gradients of the operands of [`attention`](super::attention) by that of its result. The weights are computed again: two matrices of
-/// queries by keys are stored for each head, in the operands' type.
+/// The gradients of the operands of [`attention`](super::attention) by its result and the gradient of that. The weights are computed again. In
+/// 16 bits on warpgroups they are not stored; else two matrices of queries by keys are, for each head, in the operands' type.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
@@ -25,9 +29,16 @@ pub(crate) fn attention_backward(
     [q, k, v]: [&Tensor; 3],
     bias: Option<&Tensor>,
     scale: f64,
-    gradient: &Tensor,
+    [y, gradient]: [&Tensor; 2],
     needs_bias: bool,
 ) -> Result<AttentionGradients> {
+    let own = || match needs_bias {
+        true => Ok(None),
+        false => gpu!(gradient_cuda::gradients([q, k, v], bias, scale, [y, gradient])),
+    };
+    if let Some([q, k, v]) = own_on::<[Tensor; 3]>(q, || Ok(None), own)? {
+        return Ok(AttentionGradients { q, k, v, bias: None });
+    }
     let heads = q.dim(1)?;
     let scaled = |x: &Tensor| if scale == 1. { Ok(x.clone()) } else { affine(x, scale, 0.) };
     let (of_queries, keys, values) = (scaled(&q.contiguous()?)?, repeated(k, heads)?, repeated(v, heads)?);
@@ -46,6 +57,22 @@ pub(crate) fn attention_backward(
         v: shared(&of_values, v)?,
         bias,
     })
+}
+
+/// The same of any [`Scores`], without stored weights, if there are kernels for that. The bias gets no gradient.
+///
+/// # Errors
+/// A failed launch.
+#[cfg(any(feature = "cuda", test))]
+pub(crate) fn attention_backward_of_scores(
+    operands: [&Tensor; 3],
+    bias: Option<&Tensor>,
+    of: &Scores,
+    results: [&Tensor; 2],
+) -> Result<Option<AttentionGradients>> {
+    let own = || gpu!(gradient_cuda::gradients_of_scores(operands, bias, of, results));
+    let own = own_on::<[Tensor; 3]>(operands[0], || Ok(None), own)?;
+    Ok(own.map(|[q, k, v]| AttentionGradients { q, k, v, bias: None }))
 }
 
 /// Sums the gradients of a head's copies.

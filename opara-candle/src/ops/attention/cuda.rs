@@ -81,7 +81,10 @@ pub(super) fn attention_of_scores(
 
 /// Broadcasts the bias to the shape of the scores. Returns it with its strides over batches, heads and queries; `None`
 /// if a stride does not fit into 32 bits.
-fn bias_of_scores(bias: &Tensor, shape: (usize, usize, usize, usize)) -> Result<Option<(Tensor, [usize; 3])>> {
+pub(super) fn bias_of_scores(
+    bias: &Tensor,
+    shape: (usize, usize, usize, usize),
+) -> Result<Option<(Tensor, [usize; 3])>> {
     let bias = bias.broadcast_as(shape)?;
     let bias = if bias.stride()[3] == 1 || shape.3 == 1 { bias } else { bias.contiguous()? };
     let strides = [bias.stride()[0], bias.stride()[1], bias.stride()[2]];

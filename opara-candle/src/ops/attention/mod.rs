@@ -5,6 +5,10 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+mod gradient_cuda;
+#[cfg(feature = "cuda")]
+pub(super) mod gradient_launch;
+#[cfg(feature = "cuda")]
 pub(super) mod launch;
 #[cfg(any(feature = "cuda", test))]
 mod scores;
@@ -12,7 +16,9 @@ mod sharing;
 
 use candle::{bail, Result, Tensor};
 
-pub(crate) use self::backward::attention_backward;
+use self::backward::attention_backward;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use self::backward::{attention_backward_of_scores, AttentionGradients};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use self::scores::{Bias, Scores};
 use self::sharing::repeated;
@@ -72,7 +78,13 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, bias: Option<&Tensor>, scal
             |t| Ok((forward(t)?, Vec::new())),
             move |passed| {
                 let [q, k, v, bias @ ..] = passed.operands else { bail!("attention without values") };
-                let of = attention_backward([q, k, v], bias.first(), scale, passed.gradient, passed.needs(3))?;
+                let of = attention_backward(
+                    [q, k, v],
+                    bias.first(),
+                    scale,
+                    [passed.result, passed.gradient],
+                    passed.needs(3),
+                )?;
                 Ok(vec![Some(of.q), Some(of.k), Some(of.v), of.bias])
             },
         )

@@ -3,10 +3,10 @@
 use candle::{bail, Result, Tensor};
 use opara_plan::rewrite::{Mask, Operand, Scores};
 
-use super::super::attention::{chosen, over_scores};
+use super::super::attention::{chosen, over_scores, said};
 use super::products::multiply;
 use super::step::Step;
-use crate::ops::{in_sums, softmax_backward, softmax_last_dim};
+use crate::ops::{attention_backward_of_scores, in_sums, softmax_backward, softmax_last_dim, AttentionGradients};
 
 /// Whether a gradient flows to an operand: to all but conditions.
 pub(super) fn is_reached(scores: &Scores, operand: usize) -> bool {
@@ -24,9 +24,8 @@ pub(super) fn is_reached(scores: &Scores, operand: usize) -> bool {
     false
 }
 
-/// Queries, keys or values, `(batch, heads, tokens, size)`.
-fn heads(step: &mut Step, at: usize) -> Result<Tensor> {
-    let heads = step.operand(at)?;
+/// Heads of queries, keys or values as `(batch, heads, tokens, size)`.
+fn of_batch(heads: Tensor) -> Result<Tensor> {
     if heads.rank() == 3 {
         heads.unsqueeze(0)
     } else {
@@ -47,8 +46,31 @@ struct Masked {
     condition: Option<Tensor>,
 }
 
+/// The gradients by kernels that store no weights, if there are some. Factors and masks get no gradients there.
+fn without_weights(step: &mut Step, scores: &Scores) -> Result<Option<AttentionGradients>> {
+    let masks = &step.node.operands[3..];
+    if !step.is_typed() || !scores.are_divisors.is_empty() || (3..3 + masks.len()).any(|at| step.needs(at)) {
+        return Ok(None);
+    }
+    let [q, k, v] = [0, 1, 2].map(|at| of_batch(step.of.own(&step.node.operands[at])?));
+    let (q, k, v) = (q?, k?, v?);
+    let (bias, of) = said(step.of, masks, scores, [&q, &k])?;
+    let result = [q.dim(0)?, q.dim(1)?, q.dim(2)?, v.dim(3)?];
+    let results = [&step.typed_result(&result)?, &step.typed_gradient(&result)?];
+    attention_backward_of_scores([&q, &k, &v], bias.as_ref(), &of, results)
+}
+
 pub(super) fn attention(step: &mut Step, scores: &Scores) -> Result<()> {
-    let (q, k, v) = (heads(step, 0)?, heads(step, 1)?, heads(step, 2)?);
+    if let Some(of) = without_weights(step, scores)? {
+        for (at, gradient) in [of.q, of.k, of.v].into_iter().enumerate() {
+            if step.needs(at) {
+                step.give(at, gradient)?;
+            }
+        }
+        return Ok(());
+    }
+    let [q, k, v] = [0, 1, 2].map(|at| of_batch(step.operand(at)?));
+    let (q, k, v) = (q?, k?, v?);
     let (batch, of_queries, queries, _) = q.dims4()?;
     let (_, of_keys, keys, _) = k.dims4()?;
     let shape = [batch, of_queries, queries, keys];
