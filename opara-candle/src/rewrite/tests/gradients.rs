@@ -148,7 +148,7 @@ fn of_rows() -> Result<()> {
     check(Function::Softmax(4), &[view(0.7, 16, 4, &[(3, 4), (4, 1)])?], 12)?;
     check_compute(Compute::RowMean { columns: 4, factor: 0.25 }, &[floats(0.7, &[3, 4])?], 3)?;
     // Rows between others.
-    let rows = view(0.7, 20, 1, &[(3, 6), (4, 1)])?;
+    let rows = view(0.7, 24, 4, &[(3, 8), (4, 1)])?;
     check_compute(Compute::LogSoftmaxAt { columns: 4 }, &[rows, integers(&[3, 0, 1], &[3])?], 3)?;
     let all = || view(1.7, 5, 1, &[(3, 0), (4, 1)]);
     check(Function::LayerNorm(4, 1e-3), &[floats(0.7, &[3, 4])?, floats(1.3, &[4])?, floats(1.7, &[4])?], 12)?;
