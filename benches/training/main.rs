@@ -76,10 +76,8 @@ fn run() -> Result<()> {
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
     for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         for contestant in &args.contestants {
-            let (line, usage) = watch(&device, || Ok::<_, anyhow::Error>(measured(model, contestant, &args, &device)))?;
+            let line = measured(model, contestant, &args, &device);
             let mut line = line.unwrap_or_else(|error| json!({ "failed": error.to_string() }));
-            // Of all, building included.
-            line["built_peak_mib"] = usage.map(|usage| (usage.peak - usage.before) >> 20).into();
             (line["model"], line["contestant"]) = (model.name.into(), contestant.as_str().into());
             (line["dtype"], line["batch"]) = (args.dtype.as_str().into(), args.batch.into());
             println!("{line}");
