@@ -441,9 +441,8 @@ fn of_parts_of_rows() -> Result<()> {
     let parts = [operand(Value::Input(0), 3, &[(5, 1), (3, 8)]), operand(Value::Input(0), 0, &[(3, 8), (3, 1)])];
     let nodes = parts.iter().map(|part| node(Function::Unary("sqr".into()), vec![part.clone()], part.len()));
     let mut nodes: Vec<Node> = nodes.collect();
-    for at in 0..2 {
-        let len = parts[at].len();
-        nodes.push(node(Function::RowSum(len), vec![Operand::whole(Value::Node(at), len)], 1));
+    for (at, part) in parts.iter().enumerate() {
+        nodes.push(node(Function::RowSum(part.len()), vec![Operand::whole(Value::Node(at), part.len())], 1));
     }
     let sums = [2, 3].map(|at| Operand::whole(Value::Node(at), 1)).to_vec();
     nodes.push(node(Function::Binary("mul".into()), sums, 1));
