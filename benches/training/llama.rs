@@ -52,7 +52,7 @@ struct Layer {
     down: Changed,
 }
 
-/// What attention reads beside its layers: sines and cosines of places, and 1 for keys that a token does not see.
+/// Operands of attention that all layers share: sines and cosines of places, and a mask with 1 for keys that a token does not see.
 struct Places {
     cos: Tensor,
     sin: Tensor,

@@ -22,7 +22,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// What is not said here, as `other` has it.
+    /// These settings, and `other`'s for all that are missing.
     pub fn or(self, other: Self) -> Self {
         Self {
             temperature: self.temperature.or(other.temperature),
@@ -47,7 +47,7 @@ impl Draws {
         Ok(if draws == Some(false) { Self { temperature: Some(0.), ..read } } else { read })
     }
 
-    /// The parameters of a draw. What is not said changes nothing.
+    /// The parameters of a draw. A missing one changes nothing.
     pub fn sampling(self, seed: u64) -> Sampling {
         // Below a thousandth there is no difference.
         let temperature = self.temperature.filter(|of| *of < 1e-3).map_or(self.temperature.unwrap_or(1.), |_| 0.);

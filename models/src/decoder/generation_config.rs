@@ -1,4 +1,4 @@
-//! What a checkpoint's `generation_config.json` says: which tokens end a text, and how its tokens are drawn where a request does not say.
+//! A checkpoint's `generation_config.json`: the tokens that end a text, and how tokens are drawn unless a request says otherwise.
 
 use candle::Device;
 use opara_candle::ops::Sampler;

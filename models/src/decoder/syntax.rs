@@ -8,18 +8,18 @@ use serde_json::{json, Value};
 pub struct Syntax {
     /// `None` where the template writes no calls, or writes them in a way that is not known.
     pub calls: Option<CallSyntax>,
-    /// What stands before the reasoning and behind it.
+    /// The marks before the reasoning and behind it.
     pub reasoning: Option<(String, String)>,
 }
 
 /// How calls are written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallSyntax {
-    /// What stands before the first call. Where it is empty, an answer of nothing but calls is one.
+    /// The mark before the first call. Where it is empty, only an answer that begins with a call has calls.
     pub open: String,
-    /// What stands between two calls, if there may be several.
+    /// The mark between two calls, if there may be several.
     pub between: Option<String>,
-    /// What stands behind the last call.
+    /// The mark behind the last call.
     pub close: String,
     /// The call itself.
     pub form: CallForm,

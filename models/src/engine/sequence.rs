@@ -28,9 +28,9 @@ pub struct Request {
     pub frequency_penalty: f32,
     /// Subtracted from the logits of tokens that were written.
     pub presence_penalty: f32,
-    /// With each token its likelihood is [told](Listener::likelihoods), and so are so many of the most likely tokens.
+    /// With each token its likelihood is [told](Listener::likelihoods), and so is this number of the most likely tokens.
     pub alternatives: Option<usize>,
-    /// How likely each token of the prompt is behind those before it is [told](Listener::prompt_likelihoods), and so are so many of the most
+    /// How likely each token of the prompt is behind those before it is [told](Listener::prompt_likelihoods), and so is this number of the most
     /// likely tokens. Then all of the prompt is read.
     pub prompt_alternatives: Option<usize>,
     /// Whether the listener says which tokens may [come next](Listener::guide).

@@ -114,6 +114,8 @@ mod softmax;
 mod space_to_depth;
 #[cfg(feature = "cuda")]
 mod tables;
+#[cfg(all(test, feature = "cuda"))]
+mod test_numbers;
 mod upsample;
 mod view;
 mod window;

@@ -446,21 +446,15 @@ fn moving_average(graph: &Graph, input: usize, value: Value) -> Option<(Value, [
 fn is_turned(graph: &Graph, input: usize, source: &Source) -> bool {
     let Source::Tensor(tensor) = source else { return false };
     let &[out, inner, h, w] = tensor.dims() else { return false };
-    let is_read = |node: &Node| match (&node.compute, &node.operands[..]) {
+    let groups = |node: &Node| match (&node.compute, &node.operands[..]) {
         (Compute::FusedConvolution(of), [_, weight, ..]) => {
             let is_whole = weight.value == Value::Input(input) && weight.is_whole(graph.inputs[input].len);
-            is_whole && of.window.kernel == [h as u64, w as u64]
+            (is_whole && of.window.kernel == [h as u64, w as u64]).then_some(of.window.groups)
         }
-        _ => false,
+        _ => None,
     };
-    let is_depthwise = |node: &Node| {
-        is_read(node) && matches!(&node.compute, Compute::FusedConvolution(of) if of.window.groups == out as u64)
-    };
-    cfg!(feature = "cudnn")
-        && out > 1
-        && h * w > 1
-        && (inner > 1 || graph.nodes.iter().any(is_depthwise))
-        && graph.nodes.iter().any(is_read)
+    let mut readers = graph.nodes.iter().filter_map(groups);
+    cfg!(feature = "cudnn") && out > 1 && h * w > 1 && readers.any(|groups| inner > 1 || groups == out as u64)
 }
 
 /// A graph whose first output is its loss by a factor, which is its last input.

@@ -169,32 +169,32 @@ impl<P: Params> Trainer<P> {
     /// Measures the step of batches like this one, as [`OparaExecutor::measure`] does. Variables and optimizer are then as they were.
     ///
     /// # Errors
-    /// Those of [`step`](Self::step), and of [`OparaExecutor::measure`].
+    /// [`Error::NotMeasurable`](crate::Error::NotMeasurable) for steps that run eagerly, errors of [`step`](Self::step), and those of
+    /// [`OparaExecutor::measure`].
     pub fn measure(&mut self, batch: &[Tensor]) -> Result<Trace> {
+        self.put_back(batch, |executor| executor.measure(batch))
+    }
+
+    /// The launches of a step with batches like this one, and when each runs, in a replay of median length among several. Variables and
+    /// optimizer are then as they were.
+    ///
+    /// # Errors
+    /// Those of [`measure`](Self::measure), and of [`OparaExecutor::timeline`].
+    pub fn timeline(&mut self, batch: &[Tensor]) -> Result<(Trace, Timeline)> {
+        self.put_back(batch, |executor| Ok((executor.schedule(batch)?.0, executor.timeline(batch)?)))
+    }
+
+    /// Runs the executor of steps with batches like this one, and puts variables and optimizer back as they were.
+    fn put_back<R>(&mut self, batch: &[Tensor], run: impl FnOnce(&OparaExecutor) -> Result<R>) -> Result<R> {
         self.build(batch)?;
         let executor = self.executor.as_ref().ok_or(Error::NotMeasurable)?;
         let before = self.optimizer.snapshot()?;
-        let measured = executor.measure(batch);
+        let found = run(executor);
         self.optimizer.restore(&before)?;
-        measured
+        found
     }
 
     /// With [`Numerics::Accurate`](crate::Numerics::Accurate) on a GPU, how far each variable's gradient was from double precision at the
-    /// The launches of a step with batches like this one, and when each runs, in a replay of median length among several. Variables and
-    /// optimizer are as they were behind it.
-    ///
-    /// # Errors
-    /// [`Error::NotMeasurable`](crate::Error::NotMeasurable) for steps that run eagerly, errors of [`step`](Self::step), and those of
-    /// [`OparaExecutor::timeline`].
-    pub fn timeline(&mut self, batch: &[Tensor]) -> Result<(Trace, Timeline)> {
-        self.build(batch)?;
-        let Some(executor) = &self.executor else { return Err(Error::NotMeasurable) };
-        let before = self.optimizer.snapshot()?;
-        let timeline = executor.timeline(batch);
-        self.optimizer.restore(&before)?;
-        Ok((executor.schedule(batch)?.0, timeline?))
-    }
-
     /// latest build.
     pub fn gradient_errors(&self) -> &[GradientError] {
         &self.errors

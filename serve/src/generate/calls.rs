@@ -3,6 +3,8 @@
 use opara_models::decoder::{CallForm, CallSyntax};
 use serde_json::{Map, Value};
 
+use super::marks::{beginning, certain, common, Beginning};
+
 /// A call that the model wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Call {
@@ -40,15 +42,6 @@ pub(super) struct Calls {
     /// Whether there was anything but spaces.
     has_begun: bool,
     has_calls: bool,
-}
-
-/// What a text begins with.
-enum Beginning<T> {
-    /// It, in so many bytes.
-    Is(T, usize),
-    /// Perhaps, when there is more of the text.
-    May,
-    No,
 }
 
 impl Calls {
@@ -170,17 +163,7 @@ impl Calls {
             return is_open || until > at;
         }
         // Spaces before a mark are not part of the text.
-        let certain = match is_last {
-            true => self.held.len(),
-            false => {
-                let starts = self.held.char_indices().map(|(at, _)| at);
-                let may_begin = |at: &usize| mark.starts_with(self.held[*at..].trim_start());
-                starts
-                    .filter(|at| self.held.len() - at <= mark.len().max(64))
-                    .find(may_begin)
-                    .unwrap_or(self.held.len())
-            }
-        };
+        let certain = if is_last { self.held.len() } else { certain(&self.held, mark) };
         let rest = self.held.split_off(certain);
         let before = std::mem::replace(&mut self.held, rest);
         self.tell(before, found);
@@ -190,49 +173,35 @@ impl Calls {
     /// The call that a text begins with.
     fn call(&self, text: &str, is_last: bool) -> Beginning<Call> {
         let start = text.len() - text.trim_start().len();
-        let moved = |found: Beginning<Call>, by: usize| match found {
-            Beginning::Is(call, length) => Beginning::Is(call, length + by),
-            other => other,
-        };
-        match &self.syntax.form {
-            CallForm::Object { name, arguments } => match object(&text[start..]) {
-                Beginning::Is(fields, length) => match self.of_fields(&fields, name, arguments) {
-                    Some(call) => Beginning::Is(call, start + length),
-                    None => Beginning::No,
-                },
-                Beginning::May => Beginning::May,
-                Beginning::No => Beginning::No,
-            },
-            CallForm::Named { middle } => {
-                let found = self.named(&text[start..], middle.trim(), |name, rest| match object(rest) {
-                    Beginning::Is(fields, length) => {
-                        let arguments = Value::Object(fields).to_string();
-                        Beginning::Is(Call { name: name.to_owned(), arguments }, length)
-                    }
-                    Beginning::May => Beginning::May,
-                    Beginning::No => Beginning::No,
-                });
-                moved(found, start)
-            }
+        let text = &text[start..];
+        let call = match &self.syntax.form {
+            CallForm::Object { name, arguments } => object(text).then(|fields, length| {
+                let call = self.of_fields(&fields, name, arguments);
+                call.map_or(Beginning::No, |call| Beginning::Is(call, length))
+            }),
+            CallForm::Named { middle } => self.named(text, middle.trim(), |name, rest| {
+                object(rest).then(|fields, length| {
+                    let arguments = Value::Object(fields).to_string();
+                    Beginning::Is(Call { name: name.to_owned(), arguments }, length)
+                })
+            }),
             CallForm::Marked { first, assign, next, empty } => {
                 let end = common(next, &self.syntax.close);
-                let found = self.named(&text[start..], "", |name, rest| {
-                    match (beginning(rest, first), beginning(rest, empty)) {
-                        (Beginning::Is((), length), _) => {
-                            let (marks, tool) = ([assign.as_str(), next.as_str(), end.as_str()], self.tool(name));
-                            moved(marked(name, &rest[length..], marks, tool, is_last), length)
-                        }
-                        // With the mark behind the call.
-                        (_, Beginning::Is((), length)) => {
-                            Beginning::Is(Call { name: name.to_owned(), arguments: "{}".to_owned() }, length)
-                        }
-                        (Beginning::No, Beginning::No) => Beginning::No,
-                        _ => Beginning::May,
+                self.named(text, "", |name, rest| match (beginning(rest, first), beginning(rest, empty)) {
+                    (Beginning::Is((), length), _) => {
+                        let (marks, tool) = ([assign.as_str(), next.as_str(), end.as_str()], self.tool(name));
+                        marked(name, &rest[length..], marks, tool, is_last).behind(length)
                     }
-                });
-                moved(found, start)
+                    // With the mark behind the call.
+                    (_, Beginning::Is((), length)) => {
+                        Beginning::Is(Call { name: name.to_owned(), arguments: "{}".to_owned() }, length)
+                    }
+                    (Beginning::No, Beginning::No) => Beginning::No,
+                    _ => Beginning::May,
+                })
             }
-        }
+        };
+        call.behind(start)
     }
 
     /// A call whose name stands before a mark. The mark is empty where none stands between the name and the first argument's own.
@@ -240,27 +209,19 @@ impl Calls {
         // The longest name first, since one may be the beginning of another.
         let mut names: Vec<&str> = self.tools.iter().map(|tool| tool.name.as_str()).collect();
         names.sort_unstable_by_key(|name| std::cmp::Reverse(name.len()));
-        let mut may_be = false;
+        let mut found = Beginning::No;
         for name in names {
-            match beginning(text, name) {
-                Beginning::Is((), length) => match beginning(&text[length..], middle) {
-                    Beginning::Is((), mark) => match arguments(name, &text[length + mark..]) {
-                        Beginning::Is(call, rest) => return Beginning::Is(call, length + mark + rest),
-                        Beginning::May => may_be = true,
-                        Beginning::No => {}
-                    },
-                    Beginning::May => may_be = true,
-                    Beginning::No => {}
-                },
-                Beginning::May => may_be = true,
+            let call = beginning(text, name).then(|(), length| {
+                let mark = beginning(&text[length..], middle).behind(length);
+                mark.then(|(), length| arguments(name, &text[length..]).behind(length))
+            });
+            match call {
+                Beginning::Is(..) => return call,
+                Beginning::May => found = Beginning::May,
                 Beginning::No => {}
             }
         }
-        if may_be {
-            Beginning::May
-        } else {
-            Beginning::No
-        }
+        found
     }
 
     fn tool(&self, name: &str) -> Option<&Tool> {
@@ -279,20 +240,6 @@ impl Calls {
     }
 }
 
-/// Does a text begin with a mark, whatever the spaces before and within the mark?
-fn beginning(text: &str, mark: &str) -> Beginning<()> {
-    let mut rest = text.char_indices().filter(|(_, letter)| !letter.is_whitespace());
-    let mut end = 0;
-    for expected in mark.chars().filter(|letter| !letter.is_whitespace()) {
-        match rest.next() {
-            None => return Beginning::May,
-            Some((at, letter)) if letter == expected => end = at + letter.len_utf8(),
-            Some(_) => return Beginning::No,
-        }
-    }
-    Beginning::Is((), end)
-}
-
 /// The object of JSON that a text begins with.
 fn object(text: &str) -> Beginning<Map<String, Value>> {
     let spaces = text.len() - text.trim_start().len();
@@ -302,17 +249,6 @@ fn object(text: &str) -> Beginning<Map<String, Value>> {
         Some(Err(error)) if error.is_eof() => Beginning::May,
         None => Beginning::May,
         Some(Err(_)) => Beginning::No,
-    }
-}
-
-/// What two marks have in common at their beginning, up to the end of the first tag: what a value ends with.
-fn common(next: &str, close: &str) -> String {
-    let (next, close) = (next.trim_start(), close.trim_start());
-    let same: String = next.chars().zip(close.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
-    let same = same.trim_end();
-    match same.rfind('>') {
-        Some(end) => same[..=end].to_owned(),
-        None => same.to_owned(),
     }
 }
 

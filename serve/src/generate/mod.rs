@@ -35,6 +35,7 @@ mod delivery;
 mod encoded;
 mod error;
 mod guide;
+mod marks;
 mod parts;
 mod prompt;
 mod shared;

@@ -3,6 +3,7 @@
 use opara_models::decoder::Syntax;
 
 use super::calls::{Call, Calls, Found, Tool};
+use super::marks::certain;
 
 /// A part of an answer, or of one that goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,11 +92,7 @@ impl Parts {
                     return self.reason(rest, parts);
                 }
                 // Spaces before the mark are no part of it.
-                let starts = held.char_indices().map(|(at, _)| at);
-                let certain = starts
-                    .filter(|at| held.len() - at <= close.len().max(64))
-                    .find(|at| close.starts_with(held[*at..].trim_start()))
-                    .unwrap_or(held.len());
+                let certain = certain(held, close);
                 let rest = held.split_off(certain);
                 let thought = std::mem::replace(held, rest);
                 let before = parts.len();

@@ -9,7 +9,7 @@ pub struct Wanted {
     pub tokens: Option<usize>,
     /// Tokens at least: before that no token that ends a text is drawn, and no string ends it.
     pub least: usize,
-    /// How tokens are drawn. What is not said is as the checkpoint says, or else changes nothing.
+    /// How tokens are drawn. A missing setting is the checkpoint's, or else changes nothing.
     pub draws: Draws,
     /// The same seed gives the same text. Default: 0 for a [`Writer`](super::Writer), and another one for each text of a server.
     pub seed: Option<u64>,
@@ -19,7 +19,7 @@ pub struct Wanted {
     pub frequency_penalty: f32,
     /// Subtracted from the logits of tokens that were written.
     pub presence_penalty: f32,
-    /// Whether the likelihood of each token is told, and those of so many of the most likely ones.
+    /// Whether the likelihood of each token is told, and how many of the most likely tokens are told with theirs.
     pub alternatives: Option<usize>,
     /// The same of the tokens of the prompt.
     pub prompt_alternatives: Option<usize>,

@@ -7,7 +7,7 @@ use opara_models::decoder::Syntax;
 
 use super::grammar::Grammars;
 use super::tokenizing::Tokenizing;
-use super::{BoxFuture, Context, Failure, Model, Result, Shape, Tensor, TensorSpec, Writing};
+use super::{BoxFuture, Context, Failure, Model, ResponseFormat, Result, Tensor, TensorSpec, Writing};
 use crate::batch::{Health, Metrics, Stage};
 use crate::embed::TextOptions;
 use crate::generate::{Answer, Encoded, Guide, Prompt, Wanted, Writer};
@@ -44,14 +44,14 @@ impl GenerationModel {
     /// What makes a text be of a form.
     async fn guide(
         &self,
-        shape: &Shape,
+        format: &ResponseFormat,
         has_tools: bool,
         is_thinking: bool,
         context: &Context,
     ) -> Result<Option<Box<dyn Guide>>> {
         let text = self.writer.text();
         let none = Syntax::default();
-        let Some(grammar) = shape.grammar(text, text.syntax(has_tools).unwrap_or(&none), is_thinking)? else {
+        let Some(grammar) = format.grammar(text, text.syntax(has_tools).unwrap_or(&none), is_thinking)? else {
             return Ok(None);
         };
         let (writer, grammars) = (self.writer.clone(), self.grammars.clone());
@@ -86,7 +86,7 @@ impl Model for GenerationModel {
 
     fn generate(&self, writing: Writing, context: Context) -> BoxFuture<'_, Result<Vec<Answer>>> {
         Box::pin(async move {
-            let Writing { prompts, each, wanted, shape, tools } = writing;
+            let Writing { prompts, each, wanted, format, tools } = writing;
             let is_chat = prompts.iter().any(|prompt| matches!(prompt, Prompt::Chat(_)));
             let wanted = Wanted {
                 tenant: context.tenant,
@@ -100,7 +100,7 @@ impl Model for GenerationModel {
                 for at in 0..each as u64 {
                     let seed = wanted.seed.map_or_else(|| fastrand::u64(..), |seed| seed.wrapping_add(at));
                     let wanted = Wanted { seed: Some(seed), ..wanted.clone() };
-                    let guide = self.guide(&shape, !tools.is_empty(), prompt.is_thinking, &context).await?;
+                    let guide = self.guide(&format, !tools.is_empty(), prompt.is_thinking, &context).await?;
                     let answer = self.writer.answer(prompt.clone(), wanted, guide, context.client)?;
                     answers.push(answer.until(context.deadline, is_streamed));
                 }

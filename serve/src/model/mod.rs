@@ -5,7 +5,7 @@ mod failure;
 mod generation;
 mod grammar;
 mod models;
-mod shape;
+mod response_format;
 mod tensor;
 mod tensors;
 mod tokenizing;
@@ -21,7 +21,7 @@ pub use embedding::{EmbeddingModel, PIXELS};
 pub use failure::{Failure, Kind, Result};
 pub use generation::GenerationModel;
 pub use models::{Loader, Models, State};
-pub use shape::Shape;
+pub use response_format::ResponseFormat;
 pub(crate) use tensor::checked_shape;
 pub use tensor::{Datatype, Tensor, TensorSpec, Values};
 pub use tensors::TensorModel;
@@ -96,8 +96,8 @@ pub struct Writing {
     pub each: usize,
     /// What each is like.
     pub wanted: Wanted,
-    /// The form that each shall have.
-    pub shape: Shape,
+    /// The format that each shall have.
+    pub format: ResponseFormat,
     /// What a conversation's answer may call.
     pub tools: Vec<Tool>,
 }
@@ -153,7 +153,7 @@ pub trait Model: Send + Sync + 'static {
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not embed texts")) })
     }
 
-    /// Texts behind prompts, as they come: those of the first prompt first.
+    /// Texts behind prompts, as they come. The texts of the first prompt have the first indices.
     fn generate(&self, writing: Writing, context: Context) -> BoxFuture<'_, Result<Vec<Answer>>> {
         let _ = (writing, context);
         Box::pin(async { Err(Failure::new(Kind::Invalid, "this model does not write texts")) })

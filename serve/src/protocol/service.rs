@@ -147,7 +147,7 @@ impl Service {
         })
     }
 
-    /// Texts behind prompts, as they come: those of the first prompt first.
+    /// Texts behind prompts, as they come. The texts of the first prompt have the first indices.
     pub(crate) async fn generate(&self, name: &str, writing: Writing, context: Context) -> Result<Vec<Answer>> {
         self.check_rows(writing.prompts.len().saturating_mul(writing.each))?;
         self.model(name, "")?.generate(writing, context).await

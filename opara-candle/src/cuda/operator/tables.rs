@@ -17,12 +17,12 @@ pub(crate) const TENSORS: usize = 64;
 const THREADS: usize = 256;
 const VECTORS: usize = 2;
 
-/// The launch of so many blocks.
+/// The launch of this number of blocks.
 pub(crate) fn of_blocks(blocks: usize) -> LaunchConfig {
     LaunchConfig { grid_dim: (blocks as u32, 1, 1), block_dim: (THREADS as u32, 1, 1), shared_mem_bytes: 0 }
 }
 
-/// Blocks that change so many elements.
+/// The number of blocks that change this number of elements.
 pub(crate) fn blocks_of<T: WithDType>(numel: usize) -> usize {
     numel.div_ceil(THREADS * VECTORS * wide(T::DTYPE))
 }

@@ -193,6 +193,7 @@ mod tests {
     use candle::Device;
 
     use super::*;
+    use crate::ops::test_numbers::numbers;
     use crate::ops::{batch_norm, batch_norm_backward};
     use crate::test_device::gpu;
 
@@ -200,10 +201,7 @@ mod tests {
     #[test]
     fn norms_and_their_gradients_agree_with_f64() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
-        let numbers = |seed: usize, shape: (usize, usize)| {
-            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f64 / 1e6 - 1.;
-            Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
-        };
+        let numbers = |seed: usize, shape: (usize, usize)| numbers(seed, shape, DType::F64);
         for (rows, columns) in [(7, 5), (300, 64), (1000, 24), (65, 2056)] {
             for (dtype, most) in [(DType::F32, 1e-4), (DType::BF16, 4e-2)] {
                 for activation in [Activation::None, Activation::Relu, Activation::Silu] {

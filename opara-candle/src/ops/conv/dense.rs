@@ -89,6 +89,7 @@ mod tests {
     use super::*;
     use crate::cuda::driver::kernels;
     use crate::cuda::operator::with_elements;
+    use crate::ops::test_numbers::numbers;
     use crate::ops::{self, ConvConfig, ProductPrecision};
     use crate::test_device::gpu;
 
@@ -98,10 +99,7 @@ mod tests {
     fn kernels_of_windows_agree_with_f64() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
         let cuda = device.as_cuda_device()?;
-        let numbers = |seed: usize, shape: [usize; 4]| {
-            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
-            Tensor::from_iter((0..shape.iter().product()).map(of), &candle::Device::Cpu)?.reshape(shape.to_vec())
-        };
+        let numbers = |seed: usize, shape: [usize; 4]| numbers(seed, shape.to_vec(), DType::F32);
         for ([channels, out], [kh, kw], [top, left], stride, dilation) in [
             ([64, 72], [1, 1], [0, 0], 1, 1),
             ([4, 8], [3, 3], [1, 1], 1, 1),

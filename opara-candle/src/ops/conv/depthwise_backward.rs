@@ -119,16 +119,14 @@ mod tests {
     use candle::{DType, Device, Var};
 
     use super::*;
+    use crate::ops::test_numbers::numbers;
     use crate::test_device::gpu;
 
     /// Needs a GPU; skips without one.
     #[test]
     fn gradients_of_depthwise_convolutions_are_those_of_candle() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
-        let numbers = |seed: usize, shape: &[usize]| {
-            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f64 / 1e6 - 1.;
-            Tensor::from_iter((0..shape.iter().product()).map(of), &Device::Cpu)?.reshape(shape)
-        };
+        let numbers = |seed: usize, shape: &[usize]| numbers(seed, shape, DType::F64);
         for (channels, side, stride, padding, [h, w]) in [
             (36, 3, 1, 1, [9, 7]),
             (64, 3, 2, 1, [8, 8]),

@@ -51,31 +51,37 @@ fn run(
     if !go_together || !takes(x, &[Some(weight), scale, bias, residual]) || !weight.is_contiguous() {
         return Ok(None);
     }
-    let rows = x.elem_count() / inner.max(1);
-    let capabilities = Capabilities::of(x.device().as_cuda_device()?, warpgroup::CODE)?;
-    if let Some(of) = warpgroup::Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) {
-        // A launch of its own: while it runs, the product's kernel asks for weights.
-        let x = norm.map_or_else(|| x.contiguous(), |(scale, eps)| rms_norm(x, scale, eps))?;
-        let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
-        let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
-        if begin_wide([&x, weight])? {
-            return launched(Rows { of, weight: weight.clone(), bias, residual }, &x, shape).map(Some);
-        }
-    }
-    let capabilities = Capabilities::of(x.device().as_cuda_device()?, launch::CODE)?;
-    let Some(of) = Sizes::new(x.dtype(), [rows, columns, inner], epilogue, &capabilities) else { return Ok(None) };
+    let (device, sizes) = (x.device().as_cuda_device()?, [x.elem_count() / inner.max(1), columns, inner]);
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
-    let (x, scale) = (x.contiguous()?, contiguous(scale)?);
+    let (x, bias, residual) = (x.contiguous()?, contiguous(bias)?, contiguous(residual)?);
+    let of = warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
+    match of {
+        // A norm's result is new memory, which begins at such a multiple.
+        Some(of) if begin_wide([weight])? && (norm.is_some() || begin_wide([&x])?) => {
+            // A launch of its own: while it runs, the product's kernel asks for weights.
+            let x = norm.map_or(Ok(x.clone()), |(scale, eps)| rms_norm(&x, scale, eps))?;
+            let few = Few { of: Way::Warpgroups(of), eps: 0., weight: weight.clone(), scale: None, bias, residual };
+            return launched(few, &x, shape).map(Some);
+        }
+        _ => {}
+    }
+    let of = Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, launch::CODE)?);
+    let (Some(of), scale) = (of, contiguous(scale)?) else { return Ok(None) };
     if !begin_wide([Some(&x), Some(weight), scale.as_ref()].into_iter().flatten())? {
         return Ok(None);
     }
     let eps = norm.map_or(0., |(_, eps)| eps);
-    let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
-    launched(Few { of, eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+    launched(Few { of: Way::Warps(of), eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+}
+
+/// Which kernels compute a product.
+enum Way {
+    Warps(Sizes),
+    Warpgroups(warpgroup::Sizes),
 }
 
 struct Few {
-    of: Sizes,
+    of: Way,
     eps: f32,
     weight: Tensor,
     scale: Option<Tensor>,
@@ -91,27 +97,11 @@ impl Kernel for Few {
         with_elements(operands, |[weight, scale, bias, residual]| {
             let Some(weight) = &weight else { bail!("there is a weight") };
             let (scale, bias, residual) = (scale.as_ref(), bias.as_ref(), residual.as_ref());
-            launch::gemv(device, &self.of, &x, &Operands { scale, eps: self.eps, weight, bias, residual }, y)
-        })
-    }
-}
-
-struct Rows {
-    of: warpgroup::Sizes,
-    weight: Tensor,
-    bias: Option<Tensor>,
-    residual: Option<Tensor>,
-}
-
-impl Kernel for Rows {
-    const NAME: &'static str = "gemv_warpgroup";
-
-    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, x, y, .. }: Call<T>) -> Result<()> {
-        let operands = [Some(&self.weight), self.bias.as_ref(), self.residual.as_ref()];
-        with_elements(operands, |[weight, bias, residual]| {
-            let Some(weight) = &weight else { bail!("there is a weight") };
-            let (bias, residual) = (bias.as_ref(), residual.as_ref());
-            warpgroup::product(device, &self.of, &x, &warpgroup::Operands { weight, bias, residual }, y)
+            let operands = Operands { scale, eps: self.eps, weight, bias, residual };
+            match &self.of {
+                Way::Warps(of) => launch::gemv(device, of, &x, &operands, y),
+                Way::Warpgroups(of) => warpgroup::product(device, of, &x, &operands, y),
+            }
         })
     }
 }

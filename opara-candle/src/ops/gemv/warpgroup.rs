@@ -3,7 +3,7 @@
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use super::launch::{Epilogue, PROCESSORS};
+use super::launch::{Epilogue, Operands, PROCESSORS};
 use crate::cuda::driver::kernels::{kernels, ptx, wide, Capabilities};
 
 kernels! {
@@ -147,14 +147,7 @@ impl Sizes {
     }
 }
 
-/// The operands of a launch besides `x`.
-pub(super) struct Operands<'a, T> {
-    pub weight: &'a CudaView<'a, T>,
-    pub bias: Option<&'a CudaView<'a, T>>,
-    pub residual: Option<&'a CudaView<'a, T>>,
-}
-
-/// The product `of` the operands into `y`.
+/// The product `of` the operands into `y`. A norm is a launch before it.
 ///
 /// # Errors
 /// Slices that are too short or begin elsewhere than at multiples of 16 bytes, or a launch that fails.
@@ -166,7 +159,7 @@ pub(super) fn product<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Sizes { rows, columns, inner, .. } = *of;
-    let Operands { weight, bias, residual } = *operands;
+    let Operands { weight, bias, residual, .. } = *operands;
     let ((variant, config), code, y) = (of.launch(), of.module(), y.as_view_mut());
     match of.epilogue {
         Epilogue::Added(activation) => {

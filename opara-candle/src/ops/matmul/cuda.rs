@@ -170,6 +170,7 @@ mod tests {
     use candle::{Device, Module};
 
     use super::*;
+    use crate::ops::test_numbers::numbers;
     use crate::test_device::gpu;
 
     /// A product of f32 that this library's kernels compute, without an epilogue.
@@ -189,10 +190,7 @@ mod tests {
     #[test]
     fn f32_matmul_kernels_agree_with_f64() -> Result<()> {
         let Some(device) = gpu() else { return Ok(()) };
-        let numbers = |seed: usize, shape: (usize, usize)| {
-            let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
-            Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
-        };
+        let numbers = |seed: usize, shape: (usize, usize)| numbers(seed, shape, DType::F32);
         for (rows, inner, columns) in [(1, 4, 4), (70, 36, 52), (128, 64, 128), (200, 20, 132), (300, 768, 1000)] {
             let (x, weight, bias) =
                 (numbers(1, (rows, inner))?, numbers(2, (columns, inner))?, numbers(3, (1, columns))?);

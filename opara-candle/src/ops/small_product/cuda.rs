@@ -116,12 +116,11 @@ mod tests {
     use candle::{Device, Module};
 
     use super::*;
-    use crate::ops::activation_derivative;
+    use crate::ops::{activation_derivative, test_numbers};
     use crate::test_device::gpu;
 
     fn numbers(seed: usize, shape: (usize, usize)) -> Result<Tensor> {
-        let of = |i: usize| ((i * 2_654_435_761 + seed * 97) % 2_000_003) as f32 / 1e6 - 1.;
-        Tensor::from_iter((0..shape.0 * shape.1).map(of), &Device::Cpu)?.reshape(shape)
+        test_numbers::numbers(seed, shape, DType::F32)
     }
 
     fn check(name: &str, got: &Tensor, expected: &Tensor) -> Result<()> {

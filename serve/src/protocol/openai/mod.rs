@@ -10,7 +10,7 @@ mod harmless;
 mod likelihoods;
 mod refusal;
 mod request;
-mod shape;
+mod response_format;
 mod texts;
 mod tokens;
 

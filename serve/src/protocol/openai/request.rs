@@ -4,14 +4,14 @@ use opara_weights::Harmless;
 use serde::Deserialize;
 
 use crate::generate::{Prompt, Wanted};
-use crate::model::{Failure, Result, Shape, Writing};
+use crate::model::{Failure, ResponseFormat, Result, Writing};
 
 use super::super::fields::{of_body, Fields, Unread};
 use super::conversation::conversation;
 use super::draws::{alternatives, bias, draws, within};
 use super::form::Form;
 use super::harmless::HARMLESS;
-use super::shape::shape;
+use super::response_format::response_format;
 
 /// Fields that ask for nothing that is not done anyway, with these values.
 const NEUTRAL: &[(&str, &str)] = &[
@@ -117,18 +117,18 @@ impl Asked {
             prompt: echo,
             one_call: false,
         };
-        let (each, mut shape, mut tools) = (each(&fields)?, shape(&fields)?, Vec::new());
+        let (each, mut format, mut tools) = (each(&fields)?, response_format(&fields)?, Vec::new());
         let prompts = match form {
             Form::Text => prompts(&fields)?,
             Form::Chat => {
                 let chat = conversation(&fields)?;
                 if chat.must_call {
-                    if shape != Shape::Any {
+                    if format != ResponseFormat::Any {
                         return Err(Failure::invalid(
                             "an answer that is a call has no other form: leave out the one of the text",
                         ));
                     }
-                    shape = Shape::Calls { of: chat.tools.clone(), are_several: chat.are_several };
+                    format = ResponseFormat::Calls { of: chat.tools.clone(), are_several: chat.are_several };
                 }
                 (tools, told.one_call) = (chat.tools, !chat.are_several);
                 vec![Prompt::Chat(chat.conversation)]
@@ -136,7 +136,7 @@ impl Asked {
         };
         Unread { harmless: Harmless { names: HARMLESS, neutral: NEUTRAL }, is_allowed: allows_unread }
             .check(&fields)?;
-        Ok(Self { model, writing: Writing { prompts, each, wanted, shape, tools }, told })
+        Ok(Self { model, writing: Writing { prompts, each, wanted, format, tools }, told })
     }
 }
 
@@ -287,23 +287,26 @@ mod tests {
 
     #[test]
     fn forms_are_read() {
-        let shape = |form, fields| read(form, fields).expect("sound").writing.shape;
+        let format_of = |form, fields| read(form, fields).expect("sound").writing.format;
         let schema = json!({"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}});
         let format = json!({"type": "json_schema", "json_schema": {"name": "n", "strict": true, "schema": schema}});
-        assert_eq!(shape(Form::Chat, json!({"response_format": format})), Shape::Json(schema.clone()));
-        let object = Shape::Json(json!({"type": "object"}));
-        assert_eq!(shape(Form::Text, json!({"response_format": {"type": "json_object"}})), object);
-        assert_eq!(shape(Form::Text, json!({"structured_outputs": {"json_object": true}})), object);
+        assert_eq!(format_of(Form::Chat, json!({"response_format": format})), ResponseFormat::Json(schema.clone()));
+        let object = ResponseFormat::Json(json!({"type": "object"}));
+        assert_eq!(format_of(Form::Text, json!({"response_format": {"type": "json_object"}})), object);
+        assert_eq!(format_of(Form::Text, json!({"structured_outputs": {"json_object": true}})), object);
         let given = json!({"structured_outputs": {"json": schema.to_string(), "regex": null}});
-        assert_eq!(shape(Form::Text, given), Shape::Json(schema));
-        let choice = Shape::Choice(vec!["yes".into(), "no".into()]);
-        assert_eq!(shape(Form::Chat, json!({"structured_outputs": {"choice": ["yes", "no"]}})), choice);
-        assert_eq!(shape(Form::Text, json!({"structured_outputs": {"regex": "a+"}})), Shape::Regex("a+".into()));
+        assert_eq!(format_of(Form::Text, given), ResponseFormat::Json(schema));
+        let choice = ResponseFormat::Choice(vec!["yes".into(), "no".into()]);
+        assert_eq!(format_of(Form::Chat, json!({"structured_outputs": {"choice": ["yes", "no"]}})), choice);
+        assert_eq!(
+            format_of(Form::Text, json!({"structured_outputs": {"regex": "a+"}})),
+            ResponseFormat::Regex("a+".into())
+        );
         let tool = json!([{"type": "function", "function": {"name": "f"}}]);
         let must = read(Form::Chat, json!({"tools": tool, "tool_choice": "required", "parallel_tool_calls": false}));
         let must = must.expect("sound");
         let of = vec![Tool { name: "f".into(), parameters: None }];
-        assert_eq!(must.writing.shape, Shape::Calls { of: of.clone(), are_several: false });
+        assert_eq!(must.writing.format, ResponseFormat::Calls { of: of.clone(), are_several: false });
         assert_eq!((must.writing.tools, must.told.one_call), (of, true));
     }
 

@@ -1,4 +1,4 @@
-//! The form that a text shall have, as a grammar of llguidance.
+//! The format that a text shall have, as a grammar of llguidance.
 
 use opara_models::decoder::{CallForm, CallSyntax, Syntax, Text};
 use serde_json::{json, Map, Value};
@@ -6,9 +6,9 @@ use serde_json::{json, Map, Value};
 use super::{Failure, Result};
 use crate::generate::Tool;
 
-/// The form that a text shall have.
+/// The format that a text shall have.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub enum Shape {
+pub enum ResponseFormat {
     /// Any.
     #[default]
     Any,
@@ -30,7 +30,7 @@ pub enum Shape {
 /// Spaces between the parts of JSON: as in lines that are indented. Without a bound a text could be spaces for ever.
 const SPACES: &str = r"[ \t]{0,2}(\n[ \t]{0,40})?";
 
-impl Shape {
+impl ResponseFormat {
     /// Its grammar, behind the end of the reasoning where the prompt is within it. `None` where any text will do.
     ///
     /// # Errors
