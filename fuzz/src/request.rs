@@ -149,8 +149,8 @@ fn serve() -> anyhow::Result<Router> {
     });
     let (texts, counters) = (registry.texts("m"), registry.model("m"));
     let decoder: Loader = Arc::new(move || {
-        let config = Config { vocab: 105, max_positions: 160, eos: vec![0], ..Config::tiny() };
-        let decoder = Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, 160)?;
+        let config = Config { vocab: 105, max_positions: 384, eos: vec![0], ..Config::tiny() };
+        let decoder = Decoder::load(opara_weights::seeded(3, DType::F32, &Device::Cpu), &config, 384)?;
         let engine = Engine::new(Arc::new(decoder), Options { slots: 2, ..Options::default() })?;
         let mut folder = Folder::new();
         let tokenizer = folder.put("tokenizer.json", include_bytes!("../seeds/tokenizer.json"));

@@ -49,14 +49,15 @@ macro_rules! for_kernel_float {
     };
 }
 
-// An operator with kernels of its own is a folder here, and two lines below, in the list of modules and in `DECLARED`:
+// An operator with kernels of its own is a folder here, one of `opara-kernels`, and two lines below, in the list of modules and in
+// `DECLARED`:
 //
 // - `mod.rs`: the public function. It records the operator, and falls back to candle's operators where no kernel runs,
 // - `cuda.rs`: the operands that the GPU kernel takes, and their layouts,
 // - `launch.rs`: declares the kernels (`kernels!`), and chooses variant and grid. Launches, memory effects and the checks of the
 //   kernels' code come from the declaration,
-// - a `.cu` file: the kernel. The build finds it there; the file name is the module name. Headers are in `cuda/include`. The word
-//   behind `opara_` in the kernel's name says what it does (`opara_plan::kernel_catalog`),
+// - a `.cu` file in `kernels/src`: the kernel. The build finds it there; the file name is the module name. Headers are in its `include`.
+//   The word behind `opara_` in the kernel's name says what it does (`opara_plan::kernel_catalog`),
 // - `cpu.rs`, where the CPU has a kernel too,
 // - a backward pass: `differentiable` with a function for it, or `recomputed` where candle differentiates the operators that it falls back to.
 //

@@ -16,9 +16,10 @@ use source::files;
 use table::{told, Rooms};
 
 /// The crates, each with its source folder.
-const CRATES: [(&str, &str); 11] = [
+const CRATES: [(&str, &str); 12] = [
     ("opara-candle", "opara-candle/src"),
     ("opara-interpose", "opara-candle/interpose/src"),
+    ("opara-kernels", "opara-candle/kernels/src"),
     ("opara-plan", "opara-candle/plan/src"),
     ("opara-models", "models/src"),
     ("opara-weights", "weights/src"),

@@ -50,7 +50,7 @@ pub(super) fn nvrtc() -> Result<&'static Nvrtc, String> {
         Some(name) => Nvrtc::load(&[name]),
         // The major version that the other CUDA libraries are linked with; an installation with only one version has
         // only the versioned file name.
-        None => Nvrtc::load(&[concat!("libnvrtc.so.", env!("OPARA_CUDA_MAJOR")), "libnvrtc.so"]),
+        None => Nvrtc::load(&[&format!("libnvrtc.so.{}", opara_kernels::CUDA_MAJOR), "libnvrtc.so"]),
     };
     NVRTC.get_or_init(load).as_ref().map_err(Clone::clone)
 }

@@ -10,22 +10,18 @@ use std::thread::Builder;
 
 use candle::CudaDevice;
 use hashbrown::HashMap;
+use opara_kernels::CHAIN;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::capabilities::Target;
 use super::module::{Compiled, Module};
-use super::ptx;
 use crate::cuda::driver::nvrtc::{self, Nvrtc};
 use crate::cuda::driver::wrap;
 use crate::subscriber::inherited;
 use opara_plan::disk_cache;
 
 use crate::Result;
-
-/// `chain.cuh` with all its includes, also CUDA's headers of 16-bit types: the machine that runs the program may not
-/// have them.
-const LIBRARY: &str = include_str!(concat!(env!("OUT_DIR"), "/chain.cuh"));
 
 /// Architecture, name and code of a kernel.
 type Key = (String, &'static str, String);
@@ -99,7 +95,7 @@ pub(super) fn compile<'a>(
 /// Loads NVRTC and compiles the common header alone, for a device of this capability. The first compilation of a process takes 0.1 to
 /// 0.2 s more than others. It is left out if there is no compiler; whoever compiles a kernel is told.
 pub(super) fn compile_nothing(capability: i32) {
-    let compiled = nvrtc::nvrtc().and_then(|nvrtc| assembled(&architecture_for(capability, nvrtc), LIBRARY, None));
+    let compiled = nvrtc::nvrtc().and_then(|nvrtc| assembled(&architecture_for(capability, nvrtc), CHAIN, None));
     if let Err(reason) = compiled {
         tracing::debug!(reason, "nothing was compiled ahead");
     }
@@ -206,7 +202,7 @@ fn compile_modules<'a>(architecture: &str, kernels: &[&'a Key], folder: Option<&
 }
 
 fn module(architecture: &str, kernels: &[&Key], folder: Option<&Path>) -> std::result::Result<Vec<Compiled>, String> {
-    let mut source = String::from(LIBRARY);
+    let mut source = String::from(CHAIN);
     let mut names = Vec::new();
     for (_, name, code) in kernels {
         let name = format!("{name}_{:032x}", xxh3_128(code.as_bytes()));

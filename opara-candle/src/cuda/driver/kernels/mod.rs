@@ -87,10 +87,7 @@ pub(crate) fn address<T>(slice: &CudaView<T>, device: &CudaDevice) -> u64 {
     slice.device_ptr(&device.cuda_stream()).0
 }
 
-/// The PTX of this crate's kernels, as the build compiled it: file `name.cu` is the constant `NAME`.
-pub(crate) mod ptx {
-    include!(concat!(env!("OUT_DIR"), "/ptx.rs"));
-}
+pub(crate) use opara_kernels::ptx;
 
 /// The launch shape for this many threads.
 pub(crate) fn blocks(threads: usize) -> LaunchConfig {

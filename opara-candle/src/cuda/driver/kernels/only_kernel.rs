@@ -56,8 +56,8 @@ fn end(entry: &str) -> Option<usize> {
 mod tests {
     use hashbrown::HashSet;
 
-    use super::super::ptx;
     use super::*;
+    use opara_kernels::ptx;
 
     #[test]
     fn a_kernel_alone_keeps_what_kernels_share() {
