@@ -71,11 +71,15 @@ fn rest(mut stream: TcpStream) -> Result<String> {
 fn ask(stream: &mut TcpStream) -> Result<String> {
     stream.write_all(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")?;
     let (mut reply, mut byte) = (Vec::new(), [0]);
-    while !reply.ends_with(b"\"}") {
+    while !reply.ends_with(b"\r\n\r\n") {
         stream.read_exact(&mut byte)?;
         reply.push(byte[0]);
     }
-    Ok(String::from_utf8(reply)?)
+    let head = String::from_utf8(reply)?;
+    let length = head.to_lowercase().lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    let mut body = vec![0; length.context("a length")?];
+    stream.read_exact(&mut body)?;
+    Ok(head + &String::from_utf8(body)?)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
