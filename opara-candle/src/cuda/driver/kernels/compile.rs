@@ -10,7 +10,7 @@ use std::thread::Builder;
 
 use candle::CudaDevice;
 use hashbrown::HashMap;
-use opara_kernels::CHAIN;
+use opara_kernels::{ptx, CHAIN};
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
