@@ -14,7 +14,7 @@ pub struct Likelihoods {
 }
 
 impl Likelihoods {
-    /// The likelihood of a token by its logits, and those of this number of the best tokens.
+    /// The likelihood of a token by its logits, and the likelihoods of the `best` most likely tokens.
     ///
     /// # Panics
     /// If the token is none of them.
@@ -34,7 +34,7 @@ impl Likelihoods {
     }
 }
 
-/// The likelihoods of the first tokens of a list, each by a row of logits, `(rows, vocab)` of f32, and of this number of the best tokens.
+/// The likelihoods of the first tokens of a list, each by a row of logits, `(rows, vocab)` of f32, and of the `best` most likely tokens.
 pub(super) fn of_rows(logits: &Tensor, tokens: &[u32], best: usize) -> Result<Vec<Likelihoods>> {
     let rows = tokens.len().min(logits.dim(0)?);
     if rows == 0 {

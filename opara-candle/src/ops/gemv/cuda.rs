@@ -52,10 +52,15 @@ fn run(
         return Ok(None);
     }
     let (device, sizes) = (x.device().as_cuda_device()?, [x.elem_count() / inner.max(1), columns, inner]);
+    let of_warpgroups = warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
+    let of_warps = Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, launch::CODE)?);
+    // Copies are launches: there are none for a product that no kernel here computes.
+    if of_warpgroups.is_none() && of_warps.is_none() {
+        return Ok(None);
+    }
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, bias, residual) = (x.contiguous()?, contiguous(bias)?, contiguous(residual)?);
-    let of = warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
-    match of {
+    match of_warpgroups {
         // A norm's result is new memory, which begins at such a multiple.
         Some(of) if begin_wide([weight])? && (norm.is_some() || begin_wide([&x])?) => {
             // A launch of its own: while it runs, the product's kernel asks for weights.
@@ -65,8 +70,8 @@ fn run(
         }
         _ => {}
     }
-    let of = Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, launch::CODE)?);
-    let (Some(of), scale) = (of, contiguous(scale)?) else { return Ok(None) };
+    let Some(of) = of_warps else { return Ok(None) };
+    let scale = contiguous(scale)?;
     if !begin_wide([Some(&x), Some(weight), scale.as_ref()].into_iter().flatten())? {
         return Ok(None);
     }
