@@ -169,7 +169,7 @@ impl<P: Params> Trainer<P> {
     /// Measures the step of batches like this one, as [`OparaExecutor::measure`] does. Variables and optimizer are then as they were.
     ///
     /// # Errors
-    /// [`Error::NotMeasurable`](crate::Error::NotMeasurable) for steps that run eagerly, errors of [`step`](Self::step), and those of
+    /// [`Error::NotMeasurable`](crate::Error::NotMeasurable) for steps that run eagerly, errors of [`step`](Self::step), and errors of
     /// [`OparaExecutor::measure`].
     pub fn measure(&mut self, batch: &[Tensor]) -> Result<Trace> {
         self.put_back(batch, |executor| executor.measure(batch))
@@ -179,7 +179,7 @@ impl<P: Params> Trainer<P> {
     /// optimizer are then as they were.
     ///
     /// # Errors
-    /// Those of [`measure`](Self::measure), and of [`OparaExecutor::timeline`].
+    /// The errors of [`measure`](Self::measure) and of [`OparaExecutor::timeline`].
     pub fn timeline(&mut self, batch: &[Tensor]) -> Result<(Trace, Timeline)> {
         self.put_back(batch, |executor| Ok((executor.schedule(batch)?.0, executor.timeline(batch)?)))
     }

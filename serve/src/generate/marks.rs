@@ -39,7 +39,7 @@ pub(super) fn beginning(text: &str, mark: &str) -> Beginning<()> {
     Beginning::Is((), end)
 }
 
-/// What two marks have in common at their beginning, up to the end of the first tag: what a value ends with.
+/// The beginning that two marks share, up to the end of its first tag. A value ends where it stands.
 pub(super) fn common(next: &str, close: &str) -> String {
     let (next, close) = (next.trim_start(), close.trim_start());
     let same: String = next.chars().zip(close.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
