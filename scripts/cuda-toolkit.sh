@@ -63,4 +63,5 @@ export CUDA_HOME="$root" CUDA_PATH="$root" CUDA_ROOT="$root" CUDA_TOOLKIT_ROOT_D
 export PATH="$root/bin:\$PATH"
 export LIBRARY_PATH="$root/lib\${LIBRARY_PATH:+:\$LIBRARY_PATH}"
 export CUDA_COMPUTE_CAP="\${CUDA_COMPUTE_CAP:-90}"
+export CUDAFORGE_THREADS="\${CUDAFORGE_THREADS:-$(nproc)}"
 ENV
