@@ -1,8 +1,8 @@
 //! Optimizers on the CPU.
 
 use candle::{DType, Device, Result, Tensor, Var};
-use candle_nn::{Optimizer, ParamsAdamW};
-use opara_candle::optim::{AdamW, CheckpointError, LossScale, ParamsSGD, Schedule, SGD};
+use candle_nn::{Optimizer, ParamsAdamW, VarMap};
+use opara_candle::optim::{AdamW, CheckpointError, LossScale, MixedPrecision, ParamsSGD, Schedule, SGD};
 
 use crate::common::precision::{
     assert_averages_follow, assert_losses_are_scaled, assert_mixed_precision, assert_steps_take_several_batches,
@@ -284,5 +284,189 @@ fn checkpoints_that_do_not_fit_change_nothing() -> anyhow::Result<()> {
     }
     assert_eq!(optimizer.steps()?, 3);
     assert!(matches!(optimizer.save(at("no folder").join("file")), Err(CheckpointError::File { .. })));
+    Ok(())
+}
+
+/// Variables and settings that an optimizer cannot work with are told, not worked with.
+#[test]
+fn variables_and_settings_are_checked() -> Result<()> {
+    let (x, y) = (variable(&[1.])?, variable(&[2.])?);
+    let named = |of: &[(&str, &Var)]| {
+        let all = of.iter().map(|(name, variable)| (name.to_string(), (*variable).clone())).collect();
+        SGD::of_named(all, 0.1.into()).map(drop)
+    };
+    let sgd = |of: ParamsSGD| SGD::new(vec![x.clone()], of).map(drop);
+    let adam = |of: ParamsAdamW| AdamW::new(vec![x.clone()], of).map(drop);
+    let set_up = |of: &dyn Fn(SGD) -> Result<SGD>| of(SGD::new_lr(vec![x.clone()], 0.1)?).map(drop);
+    let nan = f64::NAN;
+    let cases = [
+        (named(&[("a", &x), ("b", &x)]), "`a` and `b` are one variable"),
+        (named(&[("a", &x), ("a", &y)]), "two variables have the name `a`"),
+        (named(&[("opara.moments.a", &x)]), "begins with `opara.`"),
+        (sgd(nan.into()), "a learning rate is a finite number, not NaN"),
+        (sgd(ParamsSGD { momentum: f64::INFINITY, ..0.1.into() }), "momentum"),
+        (sgd(ParamsSGD { weight_decay: nan, ..0.1.into() }), "weight decay"),
+        (adam(ParamsAdamW { beta1: 1., ..Default::default() }), "`beta1` is at least 0 and below 1, not 1"),
+        (adam(ParamsAdamW { beta2: -0.1, ..Default::default() }), "`beta2`"),
+        (adam(ParamsAdamW { eps: nan, ..Default::default() }), "`eps`"),
+        (set_up(&|of| of.clip_norm(0.)), "above 0, not to 0"),
+        (set_up(&|of| of.clip_norm(nan)), "above 0, not to NaN"),
+        (set_up(&|of| of.accumulate(0)), "one batch at least"),
+        (set_up(&|of| of.average(1.)), "`kept`"),
+        (set_up(&|of| of.scale_rates("*", nan)), "factor of the learning rate"),
+        (set_up(&|of| of.schedule(Schedule::Linear { warm_up: 0, steps: 3, remains: nan })), "part of the rate"),
+    ];
+    for (result, reason) in cases {
+        let error = result.err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(reason), "{reason}: {error}");
+    }
+    // candle's trait has no error for a rate: the next step tells it, and the one after goes on.
+    let mut of = SGD::new_lr(vec![x.clone()], 1.)?;
+    of.set_learning_rate(nan);
+    assert!(step(&mut of, &x, &[1.]).is_err_and(|error| error.to_string().contains("not NaN")));
+    assert_eq!((step(&mut of, &x, &[0.5])?, of.learning_rate()), (vec![0.5], 1.));
+    let mixed = MixedPrecision::new(&VarMap::new(), DType::F64).var_builder(&Device::Cpu);
+    assert!(mixed.get(2, "a").is_err_and(|error| error.to_string().contains("f16 or bf16, not of F64")));
+    Ok(())
+}
+
+/// A gradient that does not fit is told before anything is counted or changed.
+#[test]
+fn gradients_that_do_not_fit_change_nothing() -> Result<()> {
+    let (x, y) = (variable(&[1., 2.])?, variable(&[3.])?);
+    for batches in [1, 2] {
+        let named = vec![("y".to_string(), y.clone()), ("x".to_string(), x.clone())];
+        let sgd = SGD::of_named(named, 1.0.into())?.clip_norm(1.)?.accumulate(batches)?;
+        let mut gradients = (x.sum_all()? + y.sum_all()?)?.backward()?;
+        for other in [Tensor::new(&[1f64], &Device::Cpu)?, Tensor::new(&[1f32, 2.], &Device::Cpu)?] {
+            gradients.insert(&x, other);
+            let error = sgd.update(&gradients).expect_err("it does not fit").to_string();
+            assert!(error.contains("the gradient of `x` is not like its value"), "{error}");
+        }
+        assert_eq!((sgd.steps()?, x.to_vec1::<f64>()?, y.to_vec1::<f64>()?), (0, vec![1., 2.], vec![3.]));
+    }
+    Ok(())
+}
+
+/// What a step had collected when it was saved, and what no batch had reached, is so after loading.
+#[test]
+fn checkpoints_know_which_variables_were_reached() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("file");
+    let make = |x: &Var, y: &Var| {
+        let named = vec![("x".to_string(), x.clone()), ("y".to_string(), y.clone())];
+        SGD::of_named(named, ParamsSGD { weight_decay: 0.5, ..1.0.into() })?.accumulate(2)
+    };
+    for reaches_both in [true, false] {
+        let (x, y) = (variable(&[1.])?, variable(&[1.])?);
+        let mut whole = make(&x, &y)?;
+        step(&mut whole, &x, &[0.25])?;
+        if reaches_both {
+            step(&mut whole, &x, &[0.25])?;
+            step(&mut whole, &y, &[0.25])?;
+        }
+        whole.save(&path)?;
+        let (a, b) = (variable(&[7.])?, variable(&[7.])?);
+        let mut resumed = make(&a, &b)?;
+        step(&mut resumed, &b, &[9.])?;
+        resumed.load(&path)?;
+        for _ in 0..3 {
+            assert_eq!(step(&mut whole, &x, &[0.125])?, step(&mut resumed, &a, &[0.125])?, "{reaches_both}");
+            assert_eq!(y.to_vec1::<f64>()?, b.to_vec1::<f64>()?, "{reaches_both}");
+        }
+        // The number of batches is the optimizer's.
+        let mut plain = SGD::of_named(vec![("x".into(), a.clone()), ("y".into(), b.clone())], 1.0.into())?;
+        plain.load(&path)?;
+        plain.save(&path)?;
+        let before = a.to_vec1::<f64>()?[0];
+        assert_eq!(step(&mut plain, &a, &[0.5])?, [before - 0.5]);
+        make(&a, &b)?.load(&path)?;
+    }
+    Ok(())
+}
+
+/// No prefix of a checkpoint is one, and a byte of its header that is another is no panic.
+#[test]
+fn damaged_checkpoints_are_typed() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("file");
+    let net = net(DType::F32)?;
+    let mut optimizer = adam(&net)?;
+    trained(&net, &mut optimizer, 0..5)?;
+    optimizer.save(&path)?;
+    let bytes = std::fs::read(&path)?;
+    let before = net.clone();
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into()?) as usize;
+    for len in (0..header + 64).chain((header + 64..bytes.len()).step_by(97)) {
+        std::fs::write(&path, &bytes[..len])?;
+        let error = optimizer.load(&path).expect_err("it is cut short");
+        assert!(matches!(error, CheckpointError::Damaged { .. }), "{len} bytes: {error}");
+    }
+    for at in 0..header {
+        for byte in [0, b'"', b'9', b'}', 0xFF, bytes[at] ^ 1] {
+            let mut other = bytes.clone();
+            other[at] = byte;
+            std::fs::write(&path, other)?;
+            let loaded = optimizer.load(&path);
+            assert!(!matches!(loaded, Err(CheckpointError::Candle(_))), "byte {at}: {loaded:?}");
+        }
+    }
+    std::fs::write(&path, &bytes)?;
+    optimizer.load(&path)?;
+    net.assert_same(&before, "loaded")?;
+    Ok(())
+}
+
+/// A file that cannot be written leaves the earlier one; a link stays a link; others may read the file as any new one.
+#[cfg(unix)]
+#[test]
+fn checkpoints_are_files_as_others() -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir()?;
+    let at = |name: &str| folder.path().join(name);
+    let optimizer = adam(&net(DType::F32)?)?;
+    std::fs::create_dir(at("behind"))?;
+    std::fs::write(at("behind/file"), "old")?;
+    std::os::unix::fs::symlink(at("behind/file"), at("link"))?;
+    optimizer.save(at("link"))?;
+    assert!(at("link").is_symlink() && at("behind").read_dir()?.count() == 1);
+    optimizer.load(at("behind/file"))?;
+    std::fs::write(at("other"), "")?;
+    let mode = |name: &str| Ok::<_, std::io::Error>(at(name).metadata()?.permissions().mode() & 0o777);
+    assert_eq!(mode("behind/file")?, mode("other")?);
+    assert!(matches!(optimizer.save(at("behind")), Err(CheckpointError::File { .. })));
+    assert!(matches!(optimizer.load(at("behind")), Err(CheckpointError::File { .. })));
+    assert_eq!(folder.path().read_dir()?.count(), 3);
+    Ok(())
+}
+
+/// Clones on several threads take whole steps, and save whole ones.
+#[test]
+fn threads_take_turns() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("file");
+    let x = variable(&[0.; 512])?;
+    let sgd = SGD::of_named(vec![("x".into(), x.clone())], ParamsSGD { momentum: 0.5, ..1.0.into() })?.accumulate(2)?;
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let (mut own, x) = (sgd.clone(), x.clone());
+            std::thread::spawn(move || (0..50).try_for_each(|_| step(&mut own, &x, &[1.; 512]).map(drop)))
+        })
+        .collect();
+    for _ in 0..20 {
+        sgd.save(&path)?;
+        let saved = candle::safetensors::load(&path, &Device::Cpu)?;
+        let (values, steps) = (saved["x"].to_vec1::<f64>()?, saved["opara.control"].to_vec1::<f64>()?[0]);
+        let (mut value, mut moment) = (0., 0.);
+        for _ in 0..steps as usize {
+            moment = 0.5 * moment + 1.;
+            value -= moment;
+        }
+        assert!(values.iter().all(|&of| (of - value).abs() < 1e-9), "{steps} steps: {} for {value}", values[0]);
+    }
+    for thread in threads {
+        thread.join().expect("no panic")?;
+    }
+    assert_eq!(sgd.steps()?, 100);
     Ok(())
 }

@@ -69,6 +69,7 @@ impl From<Error> for candle::Error {
             own @ (Error::OutOfMemory { .. }
             | Error::DeviceLost { .. }
             | Error::Panicked { .. }
+            | Error::Training(_)
             | Error::NotOneOutput { .. }) => candle::Error::Cuda(Box::new(own)),
             other => candle::Error::wrap(other),
         }

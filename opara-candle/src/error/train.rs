@@ -13,6 +13,10 @@ pub enum TrainError {
         got: Option<(Shape, DType)>,
     },
 
+    /// The optimizer has no variable.
+    #[error("the optimizer has no variable to train: make the model before the optimizer, and leave some variable that is not frozen")]
+    Nothing,
+
     /// A batch that is unlike the one that the trainer was built with.
     #[error("a batch is of {expected:?}, as the first one, not of {got:?}: convert it with `Tensor::to_dtype`, or build another trainer")]
     Batch {

@@ -1,9 +1,10 @@
 //! An optimizer's checkpoint: one file of safetensors with variables, moments and numbers.
 //!
 //! Variables have their own names, so that `VarMap::load` reads the file, too. The moments of `x` are `opara.moments.x`, one row for each
-//! kind, `opara.sums.x` sums of gradients, `opara.averages.x` averages of values, and the numbers of the step are `opara.control`. The file's metadata names format and optimizer.
+//! kind, `opara.averages.x` averages of values, and the numbers of the step are `opara.control`. `opara.sums.x` are sums of gradients, if a
+//! step has several batches. The file's metadata names format and optimizer.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -61,7 +62,7 @@ pub enum CheckpointError {
         expected: String,
     },
     /// A tensor is missing, too many, or of another shape or dtype: the file is of another model.
-    #[error("{}: `{name}` {reason}: the checkpoint is of another model", path.display())]
+    #[error("{}: `{name}` {reason}: the checkpoint is of another model, or of an optimizer that freezes or averages others", path.display())]
     Tensor {
         /// The file.
         path: PathBuf,
@@ -85,9 +86,6 @@ pub enum CheckpointError {
     Candle(#[from] candle::Error),
 }
 
-/// Tensors by name.
-type Snapshot = Vec<(String, Tensor)>;
-
 /// The order of a loader's batches, and those that it has given.
 pub(crate) type Position = (String, u64);
 
@@ -105,21 +103,27 @@ pub(super) fn write(
     let metadata: HashMap<_, _> = fields.map(|(key, value)| (key.to_string(), value)).collect();
     let bytes = safetensors::serialize(tensors.iter().map(|(name, tensor)| (name, tensor)), Some(metadata))
         .map_err(|source| CheckpointError::Damaged { path: path.into(), source })?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(folder).map_err(failed)?;
+    // The file behind a link is written, not the link.
+    let target = path.canonicalize().unwrap_or_else(|_| path.into());
+    let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new();
+    // As of any new file: by default nobody else could read it.
+    #[cfg(unix)]
+    file.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = file.tempfile_in(folder).map_err(failed)?;
     file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
+    file.persist(&target).map_err(|error| failed(error.error))?;
     Ok(())
 }
 
-/// The tensors of a file on a CPU, by these names, if it is of this optimizer and has just those, of the same shapes and dtypes. With the order
-/// of a loader, also the position of one of that order.
+/// The tensors of a file on a CPU, in the order of these names, if it is of this optimizer and has just those, of the same shapes and dtypes.
+/// It may lack sums of gradients and have others. With the order of a loader, also the position of one of that order.
 pub(super) fn read(
     path: &Path,
     optimizer: &str,
     order: Option<String>,
     expected: &[(String, Shape, DType)],
-) -> Result<(Snapshot, Option<u64>), CheckpointError> {
+) -> Result<(Vec<Option<Tensor>>, Option<u64>), CheckpointError> {
     let bytes = std::fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
     let damaged = |source| CheckpointError::Damaged { path: path.into(), source };
     let (_, header) = SafeTensors::read_metadata(&bytes).map_err(damaged)?;
@@ -137,20 +141,29 @@ pub(super) fn read(
         let expected = order.unwrap_or_default();
         return Err(CheckpointError::Loader { path: path.into(), found, expected });
     }
-    let position = field(POSITION_KEY).and_then(|position| position.parse().ok());
+    let position = match (&order, field(POSITION_KEY).map(|position| position.parse())) {
+        (None, _) => None,
+        (_, Some(Ok(position))) => Some(position),
+        _ => return Err(CheckpointError::Format { path: path.into() }),
+    };
     let other = |name: &str, reason: String| CheckpointError::Tensor { path: path.into(), name: name.into(), reason };
-    if let Some(name) = file.names().into_iter().find(|name| !expected.iter().any(|(known, ..)| known == name)) {
+    let known: HashSet<&str> = expected.iter().map(|(name, ..)| &name[..]).collect();
+    if let Some(name) = file.names().into_iter().find(|name| !known.contains(name) && !name.starts_with(SUMS)) {
         return Err(other(name, "is not one of the optimizer's".into()));
     }
     let tensor = |(name, shape, dtype): &(String, Shape, DType)| {
-        let view = file.tensor(name).map_err(|_| other(name, "is missing".into()))?;
+        let view = match file.tensor(name) {
+            Ok(view) => view,
+            Err(_) if name.starts_with(SUMS) => return Ok(None),
+            Err(_) => return Err(other(name, "is missing".into())),
+        };
         if view.shape() != shape.dims() || DType::try_from(view.dtype()).ok() != Some(*dtype) {
             return Err(other(
                 name,
                 format!("is {:?} of {:?}, not {shape:?} of {dtype:?}", view.shape(), view.dtype()),
             ));
         }
-        Ok((name.clone(), Tensor::from_raw_buffer(view.data(), *dtype, view.shape(), &Device::Cpu)?))
+        Ok(Some(Tensor::from_raw_buffer(view.data(), *dtype, view.shape(), &Device::Cpu)?))
     };
     Ok((expected.iter().map(tensor).collect::<Result<_, _>>()?, position))
 }

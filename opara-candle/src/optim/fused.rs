@@ -7,6 +7,7 @@ use candle::backprop::GradStore;
 use candle::{bail, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 
+use super::check::finite;
 use super::checkpoint::{CheckpointError, Position};
 use super::claim::Claim;
 use super::loss_scale::LossScale;
@@ -44,7 +45,7 @@ impl<P: Params> Fused<P> {
     /// An optimizer of all variables of a map, in the order of their names.
     ///
     /// # Errors
-    /// Variables on several devices, or no memory for the moments.
+    /// Variables on several devices, a variable or a name that is listed twice, settings that make values NaN, or no memory for the moments.
     pub fn of(variables: &VarMap, params: P) -> candle::Result<Self> {
         let Ok(data) = variables.data().lock() else { bail!("a thread panicked while it held the map of variables") };
         let mut named: Vec<_> = data.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
@@ -65,8 +66,11 @@ impl<P: Params> Fused<P> {
     /// [`skipped`](Self::skipped).
     ///
     /// # Errors
-    /// A clone of the optimizer, or no memory.
+    /// A limit that is not above 0, a clone of the optimizer, or no memory.
     pub fn clip_norm(mut self, most: f64) -> candle::Result<Self> {
+        if most.is_nan() || most <= 0. {
+            bail!("a norm is limited to a number above 0, not to {most}")
+        }
         self.own()?.compute_norm(|control| control[place::MAX_NORM] = most)?;
         Ok(self)
     }
@@ -74,8 +78,9 @@ impl<P: Params> Fused<P> {
     /// Changes the learning rate from step to step.
     ///
     /// # Errors
-    /// A failed transfer.
+    /// A part that remains which is no finite number, and a failed transfer.
     pub fn schedule(self, schedule: Schedule) -> candle::Result<Self> {
+        schedule.check()?;
         self.state.set(|control| schedule.write(control))?;
         Ok(self)
     }
@@ -84,7 +89,7 @@ impl<P: Params> Fused<P> {
     /// the device, so that a captured step knows it, too.
     ///
     /// # Errors
-    /// A clone of the optimizer, or no memory.
+    /// No batch, a clone of the optimizer, or no memory.
     pub fn accumulate(mut self, batches: usize) -> candle::Result<Self> {
         self.own()?.accumulate(batches)?;
         Ok(self)
@@ -93,7 +98,7 @@ impl<P: Params> Fused<P> {
     /// Keeps exponential moving averages of the variables, which keep the part `kept` of themselves at a step.
     ///
     /// # Errors
-    /// A clone of the optimizer, no memory, or a variable of 16 bits, whose average would not move.
+    /// A part that is not at least 0 and below 1, a clone of the optimizer, no memory, or a variable of 16 bits, whose average would not move.
     pub fn average(mut self, kept: f64) -> candle::Result<Self> {
         self.own()?.average(kept)?;
         Ok(self)
@@ -139,8 +144,9 @@ impl<P: Params> Fused<P> {
     /// Multiplies the learning rate of variables with these names.
     ///
     /// # Errors
-    /// A clone of the optimizer, or a pattern that chooses nothing.
+    /// A factor that is no finite number, a clone of the optimizer, or a pattern that chooses nothing.
     pub fn scale_rates(mut self, names: impl Names, factor: f64) -> candle::Result<Self> {
+        finite("factor of the learning rate", factor)?;
         self.own()?.for_each(names, |update| update.rate *= factor)?;
         Ok(self)
     }

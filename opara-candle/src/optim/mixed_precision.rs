@@ -73,6 +73,9 @@ impl MixedPrecision {
         if master.dtype() != DType::F32 || dtype == DType::F32 {
             return Ok(master);
         }
+        if !matches!(self.dtype, DType::F16 | DType::BF16) {
+            bail!("working copies are of f16 or bf16, not of {:?}", self.dtype)
+        }
         if dtype != self.dtype {
             bail!("`{name}` is asked for in {dtype:?}, but working copies are of {:?}", self.dtype)
         }

@@ -23,6 +23,7 @@
 //! # Ok::<(), candle::Error>(())
 //! ```
 
+mod check;
 mod checkpoint;
 mod claim;
 mod fused;

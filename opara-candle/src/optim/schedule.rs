@@ -1,5 +1,8 @@
 //! Schedules of the learning rate.
 
+use candle::Result;
+
+use super::check::finite;
 use crate::ops::optimizer::rule::place;
 
 /// How the learning rate goes from step to step. The device computes it, so that a captured step follows it.
@@ -36,6 +39,17 @@ pub enum Schedule {
 }
 
 impl Schedule {
+    /// # Errors
+    /// A part that remains which is no finite number.
+    pub(super) fn check(self) -> Result<()> {
+        match self {
+            Self::Linear { remains, .. } | Self::Cosine { remains, .. } => {
+                finite("part of the rate that remains", remains)
+            }
+            Self::Constant { .. } | Self::InverseSquareRoot { .. } => Ok(()),
+        }
+    }
+
     /// Writes it to a control block.
     pub(super) fn write(self, control: &mut [f64]) {
         let (kind, warm_up, total, remains) = match self {

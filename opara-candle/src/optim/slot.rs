@@ -40,9 +40,17 @@ impl Slot {
     }
 
     /// Its contiguous gradient of a batch, if it has a part in the step.
+    ///
+    /// # Errors
+    /// A gradient that is not like the variable.
     pub fn gradient(&self, all: &GradStore) -> Result<Option<Tensor>> {
         match all.get(&self.variable) {
             Some(gradient) => {
+                let kind = |of: &Tensor| (of.shape().clone(), of.dtype(), of.device().location());
+                let (own, got) = (kind(&self.variable), kind(gradient));
+                if own != got || !gradient.device().same_device(self.variable.device()) {
+                    bail!("the gradient of `{}` is not like its value: {got:?} for {own:?}", self.name)
+                }
                 self.was_reached.store(true, Relaxed);
                 gradient.contiguous().map(Some)
             }
@@ -51,6 +59,20 @@ impl Slot {
             }
             None => Ok(None),
         }
+    }
+
+    /// The name of its sum in a checkpoint.
+    pub fn name_of_sum(&self) -> String {
+        format!("{}{}", checkpoint::SUMS, self.name)
+    }
+
+    /// Has any batch reached it?
+    pub fn was_reached(&self) -> bool {
+        self.was_reached.load(Relaxed)
+    }
+
+    pub fn set_reached(&self, is_reached: bool) {
+        self.was_reached.store(is_reached, Relaxed);
     }
 
     /// A row for each kind.
@@ -78,9 +100,9 @@ impl Slot {
 
     /// The tensors that a step changes beside the moments, by the names of a checkpoint.
     fn tensors(&self) -> impl Iterator<Item = (String, &Tensor)> {
-        let kept = [(checkpoint::SUMS, &self.sum), (checkpoint::AVERAGES, &self.average)];
-        let kept =
-            kept.into_iter().filter_map(|(prefix, tensor)| Some((format!("{prefix}{}", self.name), tensor.as_ref()?)));
+        let name_of_average = format!("{}{}", checkpoint::AVERAGES, self.name);
+        let kept = [(self.name_of_sum(), &self.sum), (name_of_average, &self.average)];
+        let kept = kept.into_iter().filter_map(|(name, tensor)| Some((name, tensor.as_ref()?)));
         [(self.name.clone(), self.variable.as_tensor())].into_iter().chain(kept)
     }
 

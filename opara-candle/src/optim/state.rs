@@ -1,11 +1,13 @@
 //! The variables of an optimizer, and the numbers that it keeps on their device.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use candle::backprop::GradStore;
-use candle::{bail, DType, Device, Result, Shape, Tensor, Var};
+use candle::{bail, DType, Result, Shape, Tensor, Var};
 use parking_lot::Mutex;
 
+use super::check::{check, finite, floats, part};
 use super::checkpoint::{self, CheckpointError, Position};
 use super::loss_scale::LossScale;
 use super::mixed_precision::MixedPrecision;
@@ -33,16 +35,15 @@ pub(super) struct State {
     rate: Mutex<f64>,
     /// The first failed write of a learning rate, which the next step tells.
     failed: Mutex<Option<candle::Error>>,
+    /// Held by a step, and by what reads or writes all numbers: of clones on several threads, none sees half of another's step.
+    turn: Mutex<()>,
 }
 
 impl State {
     /// The state of variables by name, of which those of integers are left out. Moments are zeros.
     pub fn new(variables: Vec<(String, Var)>, rule: Rule, rate: f64, decay: f64) -> Result<Self> {
-        let floats: Vec<_> = variables.into_iter().filter(|(_, variable)| variable.dtype().is_float()).collect();
-        let device = floats.first().map_or(Device::Cpu, |(_, variable)| variable.device().clone());
-        if let Some((name, _)) = floats.iter().find(|(_, variable)| !variable.device().same_device(&device)) {
-            bail!("`{name}` is on another device than the optimizer's first variable")
-        }
+        check(rule, rate, decay)?;
+        let (floats, device) = floats(variables)?;
         let slots = floats.into_iter().map(|of| Slot::new(of, rule, decay)).collect::<Result<Vec<_>>>()?;
         let mut control = [0.; CONTROL];
         let [beta1, beta2] = rule.betas();
@@ -60,11 +61,17 @@ impl State {
             kept: 0.,
             rate: Mutex::new(rate),
             failed: Mutex::new(None),
+            turn: Mutex::new(()),
         })
     }
 
     /// Changes the numbers in the control block.
     pub fn set(&self, change: impl FnOnce(&mut [f64])) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.write(change)
+    }
+
+    fn write(&self, change: impl FnOnce(&mut [f64])) -> Result<()> {
         let mut control = self.control.to_vec1::<f64>()?;
         change(&mut control);
         ops::assign(&self.control, &Tensor::new(control, self.control.device())?)
@@ -87,11 +94,12 @@ impl State {
 
     /// Sets the learning rate, in the order of the device's work: later steps have it, captured ones, too.
     pub fn set_rate(&self, rate: f64) {
-        let written = Tensor::new(&[rate], self.control.device())
+        let written = finite("learning rate", rate)
+            .and_then(|()| Tensor::new(&[rate], self.control.device()))
             .and_then(|rate| ops::assign(&self.control.narrow(0, place::BASE, 1)?, &rate));
-        *self.rate.lock() = rate;
-        if let Err(error) = written {
-            self.failed.lock().get_or_insert(error);
+        match written {
+            Ok(()) => *self.rate.lock() = rate,
+            Err(error) => drop(self.failed.lock().get_or_insert(error)),
         }
     }
 
@@ -121,15 +129,19 @@ impl State {
 
     /// Has a step go by the gradients of so many batches.
     pub fn accumulate(&mut self, batches: usize) -> Result<()> {
+        if batches == 0 {
+            bail!("a step has one batch at least")
+        }
         for slot in self.slots.iter_mut() {
             slot.sum = if batches > 1 { Some(slot.variable.as_detached_tensor().zeros_like()?) } else { None };
         }
-        self.batches = batches.max(1);
-        self.set(|control| control[place::BATCHES] = batches.max(1) as f64)
+        self.batches = batches;
+        self.set(|control| control[place::BATCHES] = batches as f64)
     }
 
     /// Keeps averages of values.
     pub fn average(&mut self, kept: f64) -> Result<()> {
+        part("kept", kept)?;
         for slot in self.slots.iter_mut() {
             if !matches!(slot.variable.dtype(), DType::F32 | DType::F64) {
                 bail!("an average of `{}` would stay: {:?} rounds it to itself", slot.name, slot.variable.dtype())
@@ -175,6 +187,7 @@ impl State {
 
     /// Exchanges values and averages.
     pub fn swap_averages(&self) -> Result<()> {
+        let _turn = self.turn.lock();
         for slot in &self.slots {
             let Some(average) = &slot.average else { bail!("no averages are kept") };
             let (value, kept) = (slot.variable.as_detached_tensor(), average.copy()?);
@@ -186,6 +199,7 @@ impl State {
 
     /// Copies of all that a step writes, by the names of a checkpoint: the control block, then what each variable has.
     pub fn snapshot(&self) -> Result<Vec<(String, Tensor)>> {
+        let _turn = self.turn.lock();
         let mut all = vec![(checkpoint::CONTROL.to_string(), self.control.copy()?)];
         for slot in &self.slots {
             all.extend(slot.snapshot(self.rule)?);
@@ -195,6 +209,11 @@ impl State {
 
     /// Puts back what [`snapshot`](Self::snapshot) gave, where it was: a captured step knows the addresses.
     pub fn restore(&self, snapshot: &[(String, Tensor)]) -> Result<()> {
+        let _turn = self.turn.lock();
+        self.put(snapshot)
+    }
+
+    fn put(&self, snapshot: &[(String, Tensor)]) -> Result<()> {
         let [(_, control), rest @ ..] = snapshot else { bail!("a snapshot of another optimizer") };
         self.slots.iter().try_fold(rest, |rest, slot| slot.restore(rest))?;
         self.round()?;
@@ -207,9 +226,12 @@ impl State {
         [control].into_iter().chain(self.slots.iter().flat_map(|slot| slot.shapes(self.rule))).collect()
     }
 
-    /// Writes a snapshot to a file, and the position of a loader. `optimizer` says what it is of.
+    /// Writes a snapshot to a file, and the position of a loader. `optimizer` says what it is of. A sum that no batch has reached is nothing.
     pub fn save(&self, path: &Path, optimizer: &str, at: Option<Position>) -> std::result::Result<(), CheckpointError> {
-        checkpoint::write(path, optimizer, at, &self.snapshot()?)
+        let mut snapshot = self.snapshot()?;
+        let nothing: HashSet<_> = self.slots.iter().filter(|slot| !slot.was_reached()).map(Slot::name_of_sum).collect();
+        snapshot.retain(|(name, _)| !nothing.contains(name));
+        checkpoint::write(path, optimizer, at, &snapshot)
     }
 
     /// Reads what [`save`](Self::save) wrote, and gives the position of a loader of this order. Nothing is changed before all of the file has been
@@ -221,11 +243,23 @@ impl State {
         order: Option<String>,
     ) -> std::result::Result<Option<u64>, CheckpointError> {
         let (read, position) = checkpoint::read(path, optimizer, order, &self.shapes())?;
-        let device = self.control.device();
-        let moved = read.into_iter().map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
+        let (device, mut nothing) = (self.control.device(), HashSet::new());
+        let mut moved = Vec::new();
+        for ((name, shape, dtype), tensor) in self.shapes().into_iter().zip(read) {
+            let tensor = match tensor {
+                Some(tensor) => tensor.to_device(device)?,
+                None => {
+                    nothing.insert(name.clone());
+                    Tensor::zeros(shape, dtype, device)?
+                }
+            };
+            moved.push((name, tensor));
+        }
+        let _turn = self.turn.lock();
         let own = self.control()?;
-        self.restore(&moved.collect::<Result<Vec<_>>>()?)?;
-        self.set(|control| {
+        self.put(&moved)?;
+        self.slots.iter().for_each(|slot| slot.set_reached(!nothing.contains(&slot.name_of_sum())));
+        self.write(|control| {
             let was_scaled = control[place::GROWTH] > 0.;
             // Sums of another factor, or of other batches, begin anew.
             if was_scaled != self.is_scaled || control[place::BATCHES] != own[place::BATCHES] {
@@ -243,6 +277,7 @@ impl State {
 
     /// Updates the variables that have a gradient.
     pub fn step(&self, gradients: &GradStore) -> Result<()> {
+        let _turn = self.turn.lock();
         if let Some(error) = self.failed.lock().take() {
             return Err(error);
         }

@@ -18,6 +18,7 @@ use crate::builder::Builder;
 use crate::executor::OparaExecutor;
 use crate::loader::Loader;
 use crate::optim::{CheckpointError, Claim, Fused, Params};
+use crate::panics::caught;
 use crate::report::{Mode, Report};
 use crate::shapes::{key, Key};
 use crate::trace::Trace;
@@ -72,13 +73,16 @@ impl Builder {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Training`](crate::Error::Training) for a loss that is not one number, for variables that no gradient reaches or another
-    /// trainer has, and for replays that differ; and errors of [`OparaExecutor::new`].
+    /// [`Error::Training`](crate::Error::Training) for a loss that is not one number, for an optimizer without variables, for variables that no
+    /// gradient reaches or another trainer has, and for replays that differ; and errors of [`OparaExecutor::new`].
     pub fn build_train<P, F>(self, loss: F, optimizer: &Fused<P>, batch: &[Tensor]) -> Result<Trainer<P>>
     where
         P: Params + Send + Sync + 'static,
         F: Fn(&[Tensor]) -> candle::Result<Vec<Tensor>> + Send + Sync + 'static,
     {
+        if optimizer.variables().next().is_none() {
+            return Err(TrainError::Nothing.into());
+        }
         let claim = optimizer.claim()?;
         let is_on_gpu = optimizer.variables().any(|(_, variable)| variable.device().is_cuda());
         let is_lifted = self.0.numerics == Numerics::Accurate && is_on_gpu;
@@ -128,7 +132,7 @@ impl<P: Params> Trainer<P> {
         self.build(batch)?;
         match &self.executor {
             Some(executor) => executor.call(batch),
-            None => Ok(self.steps.step(batch)?),
+            None => caught(|| Ok(self.steps.step(batch)?)),
         }
     }
 

@@ -15,6 +15,7 @@ use super::lifted::Lifted;
 use crate::backend::Function;
 use crate::executor::OparaExecutor;
 use crate::optim::{check_gradients, Fused, Params};
+use crate::panics::caught;
 #[cfg(feature = "cuda")]
 use crate::shapes::{key, Key};
 use crate::{ops, verify, Error, Result, TrainError};
@@ -50,8 +51,9 @@ impl<P: Params> Steps<P> {
     /// A loss that is no number, variables that no gradient reaches, and gradients that are not accurate.
     pub fn prepare(&self, batch: &[Tensor]) -> Result<Vec<GradientError>> {
         let before = self.leaves(|leaf| leaf.copy())?;
-        let outputs = (self.loss)(batch)?;
+        let outputs = caught(|| Ok((self.loss)(batch)?));
         let written = self.put_back(&before)?;
+        let outputs = outputs?;
         let first = check_loss(&outputs)?;
         #[cfg(feature = "cuda")]
         if let Some(all) = &self.lifted {
@@ -100,6 +102,9 @@ impl<P: Params> Steps<P> {
     }
 
     /// Takes a step, and gives the closure's outputs.
+    ///
+    /// # Errors
+    /// A loss that is no number, and candle's errors.
     pub fn step(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         #[cfg(feature = "cuda")]
         if let Some(all) = &self.lifted {
@@ -108,7 +113,7 @@ impl<P: Params> Steps<P> {
             return lifted.step(batch, &self.optimizer);
         }
         let mut outputs = (self.loss)(batch)?;
-        let Some(loss) = outputs.first() else { candle::bail!("a step gives its loss first, not nothing") };
+        let loss = check_loss(&outputs).map_err(Error::from)?;
         self.optimizer.update(&self.optimizer.scaled(loss)?.backward()?)?;
         outputs.iter_mut().for_each(|output| *output = output.detach());
         Ok(outputs)
