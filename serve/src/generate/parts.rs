@@ -14,6 +14,8 @@ pub enum Part {
     Content(String),
     /// A tool that it calls.
     Call(Call),
+    /// A piece of the latest call's arguments. All pieces are an object of JSON, if the model ends it.
+    Arguments(String),
 }
 
 /// Parts an answer as it comes, by the marks of its model's template.
@@ -131,6 +133,7 @@ fn part(found: Found) -> Part {
     match found {
         Found::Text(text) => Part::Content(text),
         Found::Call(call) => Part::Call(call),
+        Found::Arguments(piece) => Part::Arguments(piece),
     }
 }
 
@@ -164,6 +167,7 @@ mod tests {
                 Part::Reasoning(text) => read.0 += &text,
                 Part::Content(text) => read.1 += &text,
                 Part::Call(call) => read.2.push(call.name),
+                Part::Arguments(_) => {}
             }
         }
         read

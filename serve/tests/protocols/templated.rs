@@ -109,9 +109,16 @@ fn joined(events: &[Value]) -> Result<Value> {
         content += delta["content"].as_str().unwrap_or_default();
         reasoning += delta["reasoning_content"].as_str().unwrap_or_default();
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
-            anyhow::ensure!(call["index"] == calls.len(), "calls are told in their order: {call}");
-            anyhow::ensure!(call["id"].as_str().is_some_and(|id| id.len() == 9), "{call}");
-            calls.push(call.clone());
+            if call["function"]["name"].is_string() {
+                anyhow::ensure!(call["index"] == calls.len(), "calls are told in their order: {call}");
+                anyhow::ensure!(call["id"].as_str().is_some_and(|id| id.len() == 9), "{call}");
+                calls.push(call.clone());
+                continue;
+            }
+            anyhow::ensure!(call["index"] == calls.len() - 1 && call["id"].is_null(), "a piece is of the last: {call}");
+            let arguments = &mut calls.last_mut().context("a call begins with its name")?["function"]["arguments"];
+            let piece = call["function"]["arguments"].as_str().unwrap_or_default();
+            *arguments = json!(arguments.as_str().unwrap_or_default().to_owned() + piece);
         }
         if !choice["finish_reason"].is_null() {
             finish = choice["finish_reason"].clone();

@@ -40,6 +40,8 @@ struct Choice {
     parts: Option<Parts>,
     /// Calls so far.
     calls: usize,
+    /// Whether one came behind the only one that may be.
+    is_past: bool,
     /// Tokens that were not told yet, since their text is not certain.
     held: Piece,
     usage: Usage,
@@ -65,6 +67,7 @@ impl Frame {
                 has_prompt: false,
                 parts,
                 calls: 0,
+                is_past: false,
                 held: Piece::default(),
                 usage: Usage::default(),
             })
@@ -115,7 +118,8 @@ impl Frame {
             match part {
                 Part::Content(text) => content += &text,
                 Part::Reasoning(text) => reasoning += &text,
-                Part::Call(call) => calls.push(called(&call)),
+                Part::Call(call) => calls.push((call, String::new())),
+                Part::Arguments(piece) => calls.last_mut().into_iter().for_each(|(_, arguments)| *arguments += &piece),
             }
         }
         let mut message = json!({"role": "assistant", "content": content, "refusal": null});
@@ -123,7 +127,7 @@ impl Frame {
             message["reasoning_content"] = json!(reasoning);
         }
         if !calls.is_empty() {
-            message["tool_calls"] = json!(calls);
+            message["tool_calls"] = calls.iter().map(|(call, arguments)| called(call, arguments)).collect();
             if content.is_empty() {
                 message["content"] = Value::Null;
             }
@@ -141,10 +145,14 @@ impl Frame {
         if let Some(of) = choice.parts.as_mut().filter(|_| is_last) {
             parts.extend(of.rest());
         }
-        let (one_call, calls) = (self.told.one_call, &mut choice.calls);
+        let (one_call, calls, is_past) = (self.told.one_call, &mut choice.calls, &mut choice.is_past);
         parts.retain(|part| {
             // Behind the only call that may be, there is nothing.
-            let is_told = !(one_call && *calls > 0);
+            let is_told = match part {
+                Part::Arguments(_) => !*is_past,
+                _ => !(one_call && *calls > 0),
+            };
+            *is_past |= !is_told;
             *calls += usize::from(is_told && matches!(part, Part::Call(_)));
             is_told
         });
@@ -166,7 +174,8 @@ impl Frame {
         let held = &mut self.choices[index].held;
         held.text += &piece.text;
         held.tokens.extend(piece.tokens);
-        let before = self.choices[index].calls;
+        // The calls that are told already.
+        let mut calls = self.choices[index].calls;
         let mut deltas = Vec::new();
         for part in self.parted(index, &text, is_last) {
             let delta = match part {
@@ -174,10 +183,14 @@ impl Frame {
                 Part::Content(text) => json!({"content": text}),
                 Part::Reasoning(text) => json!({"reasoning_content": text}),
                 Part::Call(call) => {
-                    let mut told = called(&call);
-                    let before = before + deltas.iter().filter(|delta: &&Value| delta["tool_calls"].is_array()).count();
-                    told["index"] = json!(before);
+                    let mut told = called(&call, "");
+                    told["index"] = json!(calls);
+                    calls += 1;
                     json!({"tool_calls": [told]})
+                }
+                Part::Arguments(piece) => {
+                    let index = calls.saturating_sub(1);
+                    json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
                 }
             };
             deltas.push(delta);
@@ -300,9 +313,8 @@ impl Frame {
 }
 
 /// A call, with an id that the templates of all models take.
-fn called(call: &Call) -> Value {
+fn called(Call { name }: &Call, arguments: &str) -> Value {
     let id: String = std::iter::repeat_with(fastrand::alphanumeric).take(9).collect();
-    let Call { name, arguments } = call;
     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }
 
