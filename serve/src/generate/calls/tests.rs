@@ -1,0 +1,188 @@
+//! Calls of all forms, in pieces of all sizes.
+
+use opara_models::decoder::CallForm;
+use serde_json::{json, Value};
+
+use super::*;
+
+fn tools() -> Vec<Tool> {
+    let parameters = json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
+    let tool = |name: &str| Tool { name: name.into(), parameters: Some(parameters.clone()) };
+    vec![tool("weather"), tool("weather_now")]
+}
+
+fn syntax(open: &str, between: Option<&str>, close: &str, form: CallForm) -> CallSyntax {
+    CallSyntax { open: open.into(), between: between.map(str::to_owned), close: close.into(), form }
+}
+
+fn object_form(arguments: &str) -> CallForm {
+    CallForm::Object { name: "name".into(), arguments: arguments.into() }
+}
+
+fn tagged() -> CallSyntax {
+    let between = Some("\n</tool_call>\n<tool_call>\n");
+    syntax("<tool_call>\n", between, "\n</tool_call>", object_form("arguments"))
+}
+
+fn lone() -> CallSyntax {
+    syntax("", None, "", object_form("parameters"))
+}
+
+fn listed() -> CallSyntax {
+    syntax("[TOOL_CALLS] [", Some(", "), "]", object_form("arguments"))
+}
+
+fn named() -> CallSyntax {
+    let form = CallForm::Named { middle: "\n```json\n".into() };
+    syntax("<calls><call>function<sep>", Some("\n```</call>\n<call>function<sep>"), "\n```</call></calls>", form)
+}
+
+fn marks() -> CallSyntax {
+    let form = CallForm::Marked {
+        first: ">\n<parameter=".into(),
+        assign: ">\n".into(),
+        next: "\n</parameter>\n<parameter=".into(),
+        empty: ">\n</function>\n</tool_call>".into(),
+    };
+    let between = "\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=";
+    syntax("<tool_call>\n<function=", Some(between), "\n</parameter>\n</function>\n</tool_call>", form)
+}
+
+/// A text in pieces of random sizes.
+fn pieces(text: &str, most: usize, seed: u64) -> Vec<String> {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let (mut letters, mut pieces) = (text.chars().peekable(), Vec::new());
+    while letters.peek().is_some() {
+        pieces.push(letters.by_ref().take(rng.usize(1..=most)).collect());
+    }
+    pieces
+}
+
+fn joined(found: Vec<Found>) -> (String, Vec<(String, String)>) {
+    let (mut told, mut called) = (String::new(), Vec::new());
+    for found in found {
+        match found {
+            Found::Text(text) => told += &text,
+            Found::Call(call) => called.push((call.name, String::new())),
+            Found::Arguments(piece) => called.last_mut().expect("a call comes first").1 += &piece,
+        }
+    }
+    (told, called)
+}
+
+/// The text beside calls, and the calls, from pieces of `most` letters.
+fn read(syntax: &CallSyntax, text: &str, most: usize, seed: u64) -> (String, Vec<(String, String)>) {
+    let mut calls = Calls::new(syntax.clone(), tools());
+    let mut found: Vec<Found> = pieces(text, most, seed).iter().flat_map(|piece| calls.push(piece)).collect();
+    found.extend(calls.rest());
+    joined(found)
+}
+
+#[test]
+fn calls_are_found_however_the_text_comes() {
+    let oslo = || ("weather".to_owned(), json!({"city": "Oslo", "days": 2}));
+    let now = || ("weather_now".to_owned(), json!({"city": "Rome }"}));
+    let empty = || ("weather".to_owned(), json!({}));
+    let one = r#"{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}"#;
+    let other = r#"{"name": "weather_now", "arguments": {"city": "Rome }"}}"#;
+    for (syntax, text, told, expected) in [
+        (tagged(), format!("<tool_call>\n{one}\n</tool_call>"), "", vec![oslo()]),
+        (tagged(), format!("Let me see.\n\n<tool_call>{one}</tool_call>\n<tool_call>\n{other}\n</tool_call>\n"), "Let me see.", vec![oslo(), now()]),
+        (tagged(), format!("<tool_call>\n{one}\n</tool_call> done"), " done", vec![oslo()]),
+        // The end of the turn came before the mark.
+        (tagged(), format!("<tool_call>\n{one}"), "", vec![oslo()]),
+        (tagged(), "<tool_call>\n{\"name\": \"weather\"}\n</tool_call>".into(), "", vec![empty()]),
+        (lone(), one.replace("arguments", "parameters"), "", vec![oslo()]),
+        (lone(), format!(" {}", other.replace("arguments", "parameters")), "", vec![now()]),
+        (listed(), format!("[TOOL_CALLS] [{one}, {other}]"), "", vec![oslo(), now()]),
+        (listed(), format!("[TOOL_CALLS][{one}]"), "", vec![oslo()]),
+        (
+            named(),
+            "<calls><call>function<sep>weather\n```json\n{\"city\": \"Oslo\", \"days\": 2}\n```</call>\n<call>function<sep>weather_now\n```json\n{\"city\": \"Rome }\"}\n```</call></calls>".into(),
+            "",
+            vec![oslo(), now()],
+        ),
+        (
+            marks(),
+            "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>".into(),
+            "",
+            vec![oslo()],
+        ),
+        (
+            marks(),
+            "So:\n<tool_call>\n<function=weather_now>\n<parameter=city>\nRome }\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n</function>\n</tool_call>".into(),
+            "So:",
+            vec![now(), empty()],
+        ),
+    ] {
+        let mut calls = Calls::new(syntax.clone(), tools());
+        let found = [calls.push(&text), calls.rest()].concat();
+        let whole = joined(found);
+        let parsed = |arguments: &String| serde_json::from_str::<Value>(arguments).unwrap_or_default();
+        let calls: Vec<_> = whole.1.iter().map(|(name, arguments)| (name.clone(), parsed(arguments))).collect();
+        assert_eq!((whole.0.as_str(), calls), (told, expected), "{text:?}");
+        for seed in 0..60 {
+            assert_eq!(read(&syntax, &text, 6, seed), whole, "{text:?}, seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn arguments_are_told_as_they_come() {
+    let object = |arguments: &str| format!("{{\"name\": \"weather\", \"arguments\": {arguments}");
+    let of_marks = |value: &str| format!("<tool_call>\n<function=weather>\n<parameter=city>\n{value}");
+    for (syntax, text, expected) in [
+        (tagged(), format!("<tool_call>\n{}", object("{\"city\": \"Os")), "{\"city\": \"Os"),
+        (tagged(), format!("<tool_call>\n{}", object("\"{\\\"city\\\": \\\"Os")), "{\"city\": \"Os"),
+        (tagged(), format!("<tool_call>\n{}", object("{\"days\": 2}, \"id\": \"}")), "{\"days\": 2}"),
+        (lone(), object("{\"city\": \"Os").replace("arguments", "parameters"), "{\"city\": \"Os"),
+        (listed(), format!("[TOOL_CALLS] [{}", object("{")), "{"),
+        (named(), "<calls><call>function<sep>weather\n```json\n{\"city\": ".into(), "{\"city\": "),
+        (marks(), of_marks("Os"), "{\"city\":\"Os"),
+        // What may be the mark behind the value is held back.
+        (marks(), of_marks("Oslo \"city\"\n\n</para"), "{\"city\":\"Oslo \\\"city\\\"\\n"),
+        (marks(), of_marks("Oslo\n</parameter>\n<parameter=days>\n2"), "{\"city\":\"Oslo\",\"days\":"),
+    ] {
+        for seed in 0..60 {
+            let mut calls = Calls::new(syntax.clone(), tools());
+            let found = pieces(&text, 6, seed).iter().flat_map(|piece| calls.push(piece)).collect();
+            assert_eq!(joined(found), (String::new(), vec![("weather".into(), expected.into())]), "{text:?}");
+        }
+    }
+}
+
+#[test]
+fn a_call_that_is_none_does_not_hide_the_next_one() {
+    let call = r#"<tool_call>{"name": "weather", "arguments": {}}</tool_call>"#;
+    let other = r#"<tool_call>{"name": "other"}</tool_call>"#;
+    for (text, told, calls) in [
+        (format!("a <tool_call> is a mark: {call}"), "a <tool_call> is a mark:", 1),
+        (format!("{other}{call}"), other, 1),
+        (format!("{call}{other}{call}"), other, 2),
+    ] {
+        for seed in 0..60 {
+            let (text, found) = read(&tagged(), &text, 1 + seed as usize, seed);
+            assert_eq!((text.as_str(), found.len()), (told, calls));
+        }
+    }
+}
+
+#[test]
+fn what_is_no_call_is_text() {
+    for (syntax, text) in [
+        (tagged(), "no call at all"),
+        (tagged(), "a <tool_call> is a mark"),
+        (tagged(), "<tool_call>\n{\"name\": \"other\", \"arguments\": {}}\n</tool_call>"),
+        (tagged(), "<tool_call>\n{\"name\": \"weather\", \"argum"),
+        (tagged(), "one < two <tool"),
+        (lone(), "{\"answer\": 42} is no call"),
+        (lone(), "It is {\"name\": \"weather\", \"parameters\": {}}"),
+        (lone(), "{ not JSON }"),
+        (named(), "<calls><call>function<sep>nothing\n```json\n{}\n```</call></calls>"),
+        (marks(), "<tool_call>\n<function=nothing>\n</function>\n</tool_call>"),
+    ] {
+        for seed in 0..60 {
+            assert_eq!(read(&syntax, text, 6, seed), (text.to_owned(), Vec::new()), "seed {seed}");
+        }
+    }
+}
