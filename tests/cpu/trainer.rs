@@ -36,10 +36,11 @@ fn faults_are_typed() -> anyhow::Result<()> {
 #[test]
 fn losses_that_fail_are_typed() -> anyhow::Result<()> {
     type Loss = fn(&Tensor, &Tensor) -> candle::Result<Vec<Tensor>>;
+    type IsRight = fn(&Error) -> bool;
     let good: Loss = |w, x| Ok(vec![(w * x)?.sum_all()?]);
-    let is_panic: fn(&Error) -> bool = |error| matches!(error, Error::Panicked { message } if message == "a fault");
-    let is_loss: fn(&Error) -> bool = |error| matches!(error, Error::Training(TrainError::Loss { .. }));
-    let cases: [(Loss, fn(&Error) -> bool); 5] = [
+    let is_panic: IsRight = |error| matches!(error, Error::Panicked { message } if message == "a fault");
+    let is_loss: IsRight = |error| matches!(error, Error::Training(TrainError::Loss { .. }));
+    let cases: [(Loss, IsRight); 5] = [
         (|_, _| panic!("a fault"), is_panic),
         (|_, _| candle::bail!("a fault"), |error| matches!(error, Error::Candle(_))),
         (|w, x| Ok(vec![(w * x)?]), is_loss),

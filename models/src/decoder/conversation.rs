@@ -6,6 +6,8 @@ use minijinja::value::ValueKind;
 use minijinja::Value;
 use serde::{Deserialize, Serialize};
 
+use super::jinja::as_json;
+
 /// One turn of a conversation: an object with a role, with what was said, and with whatever else a template reads, such as
 /// `tool_calls`, `tool_call_id`, `name` and `reasoning_content`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -43,12 +45,8 @@ impl Message {
             return Ok(self.clone());
         }
         let calls = Some(calls).filter(|calls| calls.kind() == ValueKind::Seq).ok_or("they are a list of calls")?;
-        let read = |call: Value| {
-            let function = field(&call, "function");
-            if function.kind() != ValueKind::Map {
-                return Err("a call has a `function`".to_owned());
-            }
-            let arguments = match field(&function, "arguments") {
+        let read = |arguments: Value| {
+            Ok(match arguments {
                 text if text.as_str().is_some_and(|text| !text.trim().is_empty()) => {
                     let wrong = |reason: String| format!("the arguments are not an object of JSON{reason}");
                     let parsed = serde_json::from_str::<Value>(text.as_str().unwrap_or_default());
@@ -58,10 +56,31 @@ impl Message {
                 object if object.kind() == ValueKind::Map => object,
                 text if !text.is_true() => std::iter::empty::<(Value, Value)>().collect(),
                 _ => return Err("the arguments are an object".into()),
-            };
+            })
+        };
+        self.change_arguments(&calls, read)
+    }
+
+    /// The message with texts of JSON for the arguments of its calls, which some templates read.
+    pub(super) fn with_texts_of_arguments(&self) -> Result<Self, String> {
+        let calls = self.field("tool_calls");
+        let written = |arguments: Value| match arguments.kind() {
+            ValueKind::Map => as_json(&arguments).map(Value::from).map_err(|error| error.to_string()),
+            _ => Ok(arguments),
+        };
+        self.change_arguments(&calls, written)
+    }
+
+    fn change_arguments(&self, calls: &Value, change: impl Fn(Value) -> Result<Value, String>) -> Result<Self, String> {
+        let change = |call: Value| {
+            let function = field(&call, "function");
+            if function.kind() != ValueKind::Map {
+                return Err("a call has a `function`".to_owned());
+            }
+            let arguments = change(field(&function, "arguments"))?;
             Ok(with(&call, "function", with(&function, "arguments", arguments)))
         };
-        let calls = calls.try_iter().into_iter().flatten().map(read).collect::<Result<Vec<_>, _>>()?;
+        let calls = calls.try_iter().into_iter().flatten().map(change).collect::<Result<Vec<_>, _>>()?;
         Ok(self.with("tool_calls", Value::from(calls)))
     }
 

@@ -35,11 +35,15 @@ pub enum CallForm {
         /// Of the arguments.
         arguments: String,
     },
-    /// The name, this text, and the arguments as an object of JSON.
+    /// The name, perhaps an id of the call, and the arguments as an object of JSON.
     Named {
-        /// Between the two.
+        /// Between the name and the id; `None` where there is no id.
+        before_id: Option<String>,
+        /// Between the name, or the id, and the arguments.
         middle: String,
     },
+    /// As Python writes a call: the name, and in parentheses each argument with `=` and a literal.
+    Python,
     /// The name and each argument as text, with marks between them.
     Marked {
         /// Between the name and the first argument's.
@@ -70,6 +74,8 @@ impl Syntax {
 
 const SAID: &str = "said7q";
 const THOUGHT: &str = "thought7q";
+/// What the ids of calls begin with. Some templates refuse ids that have not nine letters and digits.
+const ID: &str = "call0000";
 const NAMES: [&str; 2] = ["name7a", "name7b"];
 /// The names and values of two arguments of each call.
 const ARGUMENTS: [[&str; 4]; 2] = [["key7a", "value7a", "key7b", "71"], ["key7c", "value7c", "key7d", "72"]];
@@ -121,7 +127,7 @@ fn calls(turn: &impl Fn(Value) -> String, body: &impl Fn(&str) -> Option<String>
         let [first, value, second, number] = ARGUMENTS[at];
         let number: u32 = number.parse().unwrap_or_default();
         let arguments = if has_arguments { json!({first: value, second: number}) } else { json!({}) };
-        let id = format!("call0000{at}");
+        let id = format!("{ID}{at}");
         json!({"id": id, "type": "function", "function": {"name": NAMES[at], "arguments": arguments}})
     };
     let told = |calls: Vec<Value>| body(&turn(json!({"content": "", "tool_calls": calls})));
@@ -139,7 +145,9 @@ fn calls(turn: &impl Fn(Value) -> String, body: &impl Fn(&str) -> Option<String>
         form => form,
     };
     let (open, close) = (one[..start].trim_start().to_owned(), one[end..].trim_end().to_owned());
-    Some(CallSyntax { open, between, close, form })
+    // Marks with an id in them are not looked for.
+    let has_id = [Some(&open), between.as_ref(), Some(&close)].into_iter().flatten().any(|mark| mark.contains(ID));
+    (!has_id).then_some(CallSyntax { open, between, close, form })
 }
 
 /// Where one of the calls stands in a text, and how it is written.
@@ -161,8 +169,17 @@ fn found(text: &str, at: usize) -> Option<(CallForm, usize, usize)> {
     let named = || {
         let start = behind + text[behind..].find('{')?;
         let (value, length) = first_value(&text[start..])?;
-        let middle = text[behind..start].to_owned();
-        has_arguments(&value).then(|| (CallForm::Named { middle }, name, start + length))
+        let middle = &text[behind..start];
+        let parts = middle.split_once(&format!("{ID}{at}"));
+        let (before_id, middle) = parts.map_or((None, middle), |(before, middle)| (Some(before.to_owned()), middle));
+        has_arguments(&value).then(|| (CallForm::Named { before_id, middle: middle.to_owned() }, name, start + length))
+    };
+    let python = || {
+        let (arguments, _) = text[behind..].strip_prefix('(')?.split_once(')')?;
+        let told: String = arguments.chars().filter(|letter| !letter.is_whitespace()).collect();
+        let [first, value, second, number] = ARGUMENTS[at];
+        let is_python = told.replace('"', "'") == format!("{first}='{value}',{second}={number}");
+        is_python.then(|| (CallForm::Python, name, behind + arguments.len() + 2))
     };
     let marked = || {
         let (mut marks, mut end) = (Vec::new(), behind);
@@ -175,7 +192,7 @@ fn found(text: &str, at: usize) -> Option<(CallForm, usize, usize)> {
         let is_marked = assign == again && !assign.trim().is_empty() && !next.trim().is_empty();
         is_marked.then(|| (CallForm::Marked { first, assign, next, empty: String::new() }, name, end))
     };
-    object.or_else(named).or_else(marked)
+    object.or_else(named).or_else(python).or_else(marked)
 }
 
 /// The value of JSON that a text begins with, and its length.
@@ -282,7 +299,7 @@ mod tests {
 {{- content + '<｜end▁of▁sentence｜>' }}{%- endif %}{%- endfor %}"#);
         let calls = calls.expect("it writes calls");
         assert_eq!(calls.open, "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>");
-        assert_eq!(calls.form, CallForm::Named { middle: "\n```json\n".into() });
+        assert_eq!(calls.form, CallForm::Named { before_id: None, middle: "\n```json\n".into() });
         let between = "\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>";
         assert_eq!(calls.between.as_deref(), Some(between));
         assert_eq!(calls.close, "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>");
@@ -312,6 +329,53 @@ mod tests {
         assert_eq!(calls.close, "\n</parameter>\n</function>\n</tool_call>");
         let between = "\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=";
         assert_eq!(calls.between.as_deref(), Some(between));
+    }
+
+    /// As Mistral's later models write them.
+    #[test]
+    fn names_and_ids_before_their_arguments() {
+        let Syntax { calls, .. } = of(r#"{%- for message in messages %}
+{%- if message['role'] == 'user' %}{{- '[INST]' + message['content'] + '[/INST]' }}
+{%- else %}{{- message['content'] }}
+{%- for tool_call in message['tool_calls'] or [] %}
+{{- '[TOOL_CALLS]' + tool_call['function']['name'] + '[CALL_ID]' + tool_call['id'] + '[ARGS]' + tool_call['function']['arguments'] | tojson }}
+{%- endfor %}{{- '</s>' }}{%- endif %}{%- endfor %}"#);
+        let calls = calls.expect("it writes calls");
+        assert_eq!((calls.open.as_str(), calls.close.as_str()), ("[TOOL_CALLS]", ""));
+        assert_eq!(calls.between.as_deref(), Some("[TOOL_CALLS]"));
+        assert_eq!(calls.form, CallForm::Named { before_id: Some("[CALL_ID]".into()), middle: "[ARGS]".into() });
+    }
+
+    /// As OLMo 3 and the models of Liquid AI write them.
+    #[test]
+    fn calls_of_python() {
+        for (first, between, last) in
+            [("<function_calls>", "\n", "</function_calls>"), ("<|tool_call_start|>[", ", ", "]<|tool_call_end|>")]
+        {
+            let Syntax { calls, .. } = of(&r#"{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\n' + message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+{%- if loop.first %}{{- 'FIRST' }}{%- else %}{{- 'BETWEEN' }}{%- endif %}
+{{- tool_call.function.name + '(' }}
+{%- for name, value in tool_call.function.arguments | items %}{{- name + '=' + value | tojson }}{%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}
+{{- ')' }}{%- if loop.last %}{{- 'LAST' }}{%- endif %}{%- endfor %}
+{{- '<|im_end|>\n' }}{%- endfor %}"#
+                .replace("FIRST", first)
+                .replace("BETWEEN", &between.replace('\n', "\\n"))
+                .replace("LAST", last));
+            let (open, between, close) = (first.into(), Some(between.into()), last.into());
+            assert_eq!(calls, Some(CallSyntax { open, between, close, form: CallForm::Python }));
+        }
+    }
+
+    /// Marks that are other ones in each call cannot be looked for.
+    #[test]
+    fn ids_around_a_call_are_not_known() {
+        let Syntax { calls, .. } = of(r#"{%- for message in messages %}
+{{- message.role + ': ' + message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+{{- '<call id="' + tool_call.id + '">' + tool_call.function | tojson + '</call>' }}{%- endfor %}{%- endfor %}"#);
+        assert_eq!(calls, None);
     }
 
     #[test]

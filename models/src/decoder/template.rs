@@ -31,6 +31,8 @@ struct Template {
     reads_texts: bool,
     /// Whether it writes content that is null as a word.
     writes_null: bool,
+    /// Whether it reads the arguments of calls as texts of JSON, and not as objects.
+    reads_json: bool,
     /// How it writes calls and reasoning.
     syntax: Syntax,
 }
@@ -84,8 +86,14 @@ impl Templates {
 impl Template {
     fn parse(source: &str, tokens: &BTreeMap<String, String>) -> Result<Self, Error> {
         let jinja = Jinja::parse(source, || chrono::Local::now().naive_local())?;
-        let mut template =
-            Self { jinja, reads_parts: false, reads_texts: true, writes_null: false, syntax: Syntax::default() };
+        let mut template = Self {
+            jinja,
+            reads_parts: false,
+            reads_texts: true,
+            writes_null: false,
+            reads_json: false,
+            syntax: Syntax::default(),
+        };
         let probe = |messages: serde_json::Value| {
             let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
             template.write(&messages.into(), tokens).unwrap_or_default()
@@ -104,17 +112,29 @@ impl Template {
         template.reads_parts = of_parts.contains(said) && !is_listed;
         template.reads_texts = of_text.contains(said) || !template.reads_parts;
         template.writes_null = writes_null;
-        let syntax = Syntax::of(|messages| {
-            let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
-            let turns = Conversation { messages, end: PromptEnd::Turn, ..Conversation::default() };
-            template.render(&turns, tokens).unwrap_or_default()
-        });
-        template.syntax = syntax;
+        template.syntax = template.learn_syntax(tokens);
+        if template.syntax.calls.is_none() {
+            template.reads_json = true;
+            let syntax = template.learn_syntax(tokens);
+            template.reads_json = syntax.calls.is_some();
+            if template.reads_json {
+                template.syntax = syntax;
+            }
+        }
         Ok(template)
     }
 
+    fn learn_syntax(&self, tokens: &BTreeMap<String, String>) -> Syntax {
+        Syntax::of(|messages| {
+            let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
+            let turns = Conversation { messages, end: PromptEnd::Turn, ..Conversation::default() };
+            self.render(&turns, tokens).unwrap_or_default()
+        })
+    }
+
     fn render(&self, conversation: &Conversation, tokens: &BTreeMap<String, String>) -> Result<String, Error> {
-        let messages: Vec<Message> = conversation.messages.iter().map(|message| self.readable(message)).collect();
+        let messages = conversation.messages.iter().map(|message| self.readable(message));
+        let messages = messages.collect::<Result<Vec<Message>, Error>>()?;
         let last = messages.last().map(|message| message.field("content"));
         let prompt = self.write(&Conversation { messages, ..conversation.clone() }, tokens)?;
         match conversation.end {
@@ -123,11 +143,18 @@ impl Template {
         }
     }
 
-    /// A message with content that the template reads: text for parts, parts for text.
-    fn readable(&self, message: &Message) -> Message {
+    /// A message with content that the template reads: text for parts, parts for text, texts for arguments.
+    fn readable(&self, message: &Message) -> Result<Message, Error> {
+        let message = match self.reads_json && message.field("tool_calls").kind() == ValueKind::Seq {
+            true => {
+                let refused = |reason| Error::new(ErrorKind::InvalidOperation, format!("`tool_calls`: {reason}"));
+                &message.with_texts_of_arguments().map_err(refused)?
+            }
+            false => message,
+        };
         let content = message.field("content");
         let has_calls = message.field("tool_calls").is_true();
-        match content.kind() {
+        Ok(match content.kind() {
             ValueKind::Seq if !self.reads_parts => message.with("content", Value::from(texts(&content).join("\n"))),
             ValueKind::String if !self.reads_texts => {
                 let part: Value = [("type", Value::from("text")), ("text", content)].into_iter().collect();
@@ -137,7 +164,7 @@ impl Template {
                 message.with("content", Value::from(""))
             }
             _ => message.clone(),
-        }
+        })
     }
 
     fn write(&self, conversation: &Conversation, tokens: &BTreeMap<String, String>) -> Result<String, Error> {

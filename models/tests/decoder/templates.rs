@@ -1,6 +1,6 @@
 //! What a conversation says reaches the chat template.
 
-use opara_models::decoder::{Conversation, Message, PromptEnd, Text, Value};
+use opara_models::decoder::{CallForm, Conversation, Message, PromptEnd, Text, Value};
 use serde_json::json;
 
 use super::text::said_by_user;
@@ -87,6 +87,27 @@ fn no_content_is_null_beside_calls_and_empty_elsewhere() {
     // A template that writes it as it is gets an empty text.
     let writes = of("{% for m in messages %}[{{ m.content }}]{% endfor %}");
     assert_eq!(prompt(&writes, &calls), "[][]");
+}
+
+/// Arguments of calls are objects, which some templates add to texts.
+#[test]
+fn arguments_are_given_as_the_template_reads_them() {
+    let line = |arguments: &str| {
+        format!(
+            "{{% for m in messages %}}{{{{ m.role + ': ' + m.content }}}}{{% for c in m.tool_calls or [] %}}{{{{ '<call>' + c.function.name + '\n' + {arguments} + '</call>' }}}}{{% endfor %}}{{% endfor %}}"
+        )
+    };
+    let call =
+        json!({"id": "a", "type": "function", "function": {"name": "f", "arguments": {"city": "Øy", "days": [1, 2]}}});
+    let turns = conversation(json!([{"role": "assistant", "content": "", "tool_calls": [call]}]));
+    let turns = Conversation { end: PromptEnd::Turn, ..turns };
+    for arguments in ["c.function.arguments", "c.function.arguments | tojson"] {
+        let text = of(&line(arguments));
+        let expected = "assistant: <call>f\n{\"city\": \"Øy\", \"days\": [1, 2]}</call>";
+        assert_eq!(prompt(&text, &turns), expected, "{arguments}");
+        let calls = text.syntax(true).and_then(|syntax| syntax.calls.clone()).expect("it writes calls");
+        assert_eq!(calls.form, CallForm::Named { before_id: None, middle: "\n".into() });
+    }
 }
 
 #[test]

@@ -90,10 +90,13 @@ fn of_calls(syntax: &CallSyntax, tools: &[Tool], are_several: bool, text: &Text)
                 }
                 format!("{rule}: %json {}\n", spaced(schema)?)
             }
-            CallForm::Named { middle } => {
+            CallForm::Named { before_id, middle } => {
                 let (name, middle) = (literal(&tool.name), mark(middle, text));
-                format!("{rule}: {name} {middle} {rule}a\n{rule}a: %json {}\n", spaced(parameters)?)
+                let before = before_id.as_ref().map(|before| format!("{} /[a-zA-Z0-9]{{9}}/", mark(before, text)));
+                let before = before.unwrap_or_default();
+                format!("{rule}: {name} {before} {middle} {rule}a\n{rule}a: %json {}\n", spaced(parameters)?)
             }
+            CallForm::Python => of_python(rule, tool, &parameters)?,
             CallForm::Marked { .. } => {
                 let message = "`tool_choice`: the model's calls are not JSON, and nothing makes it write such: only \"auto\" and \
                                \"none\" are supported";
@@ -102,6 +105,36 @@ fn of_calls(syntax: &CallSyntax, tools: &[Tool], are_several: bool, text: &Text)
         };
     }
     Ok(grammar)
+}
+
+/// The name, and in parentheses the properties of the schema in their order, those that are not required or not.
+fn of_python(rule: &str, tool: &Tool, parameters: &Value) -> Result<String> {
+    let required: Vec<&str> =
+        parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let properties = parameters["properties"].as_object();
+    let given = properties.into_iter().flatten().map(|(name, schema)| (name.as_str(), schema));
+    let others = required.iter().filter(|name| properties.is_none_or(|of| !of.contains_key(**name)));
+    let all: Vec<(&str, &Value)> = given.chain(others.map(|name| (*name, &Value::Bool(true)))).collect();
+    let mut grammar = format!("{rule}: {} {rule}n0 \")\"\n", literal(&format!("{}(", tool.name)));
+    for (at, (name, schema)) in all.iter().enumerate() {
+        let mut schema = spaced((*schema).clone())?;
+        for field in ["$defs", "definitions"] {
+            // References are from the root on.
+            if let Some(definitions) = parameters.get(field) {
+                schema[field] = definitions.clone();
+            }
+        }
+        grammar += &format!("{rule}v{at}: %json {schema}\n");
+        // `n`: no argument so far; `s`: some.
+        for (state, comma) in [("n", ""), ("s", ", ")] {
+            let (next, skipped) =
+                (at + 1, if required.contains(name) { String::new() } else { format!(" | {rule}{state}{}", at + 1) });
+            let key = literal(&format!("{comma}{name}="));
+            grammar += &format!("{rule}{state}{at}: {key} {rule}v{at} {rule}s{next}{skipped}\n");
+        }
+    }
+    let end = all.len();
+    Ok(grammar + &format!("{rule}n{end}: \"\"\n{rule}s{end}: \"\"\n"))
 }
 
 /// A schema with the spaces that may stand between its parts.

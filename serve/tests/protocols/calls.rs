@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use opara_models::decoder::Draws;
 use serde_json::{json, Value};
 
-use super::templated::{choice, refusal, special, templated, NAMED, TAGGED};
+use super::templated::{choice, refusal, special, templated, NAMED, PYTHON, TAGGED, WITH_IDS};
 
 fn tools() -> Value {
     let parameters = json!({
@@ -36,7 +36,7 @@ fn is_sound(call: &Value) -> bool {
 
 #[tokio::test]
 async fn what_must_be_called_is_called() -> Result<()> {
-    for template in [TAGGED, NAMED] {
+    for template in [TAGGED, NAMED, WITH_IDS, PYTHON] {
         let of = templated(template, Draws::default())?;
         for seed in 0..6 {
             let one = json!({"type": "function", "function": {"name": "weather"}});

@@ -38,6 +38,28 @@ pub const NAMED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- 
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
 
+/// As Mistral's later models write calls, with arguments that are added as texts.
+pub const WITH_IDS: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '<call>' + call.function.name + '[CALL_ID]' + call.id + '[ARGS]' + call.function.arguments }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
+/// Calls as in Python.
+pub const PYTHON: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '<calls>[' if loop.first else ', ' }}{{- call.function.name + '(' }}
+{%- for name, value in call.function.arguments | items %}{{- name + '=' + (value | tojson) }}{{- '' if loop.last else ', ' }}{%- endfor %}{{- ')' }}
+{{- ']</calls>' if loop.last else '' }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
 pub const SPECIAL: [&str; 8] = ["<end>", "<think>", "</think>", "<calls>", "</calls>", "<call>", "</call>", "<sep>"];
 
 /// A server with this template. Tokens are bytes and those of [`SPECIAL`], of which the first ends a text.

@@ -131,6 +131,11 @@ fn title(value: &Value) -> Result<String, Error> {
     Ok(words.map(capitalized).collect())
 }
 
+/// A value as `tojson` writes it.
+pub fn as_json(value: &Value) -> Result<String, Error> {
+    to_json(value, None, Kwargs::from_iter::<[(&str, Value); 0]>([]))
+}
+
 /// `json.dumps` with transformers' defaults.
 fn to_json(value: &Value, is_ascii: Option<bool>, kwargs: Kwargs) -> Result<String, Error> {
     let is_ascii = is_ascii.or(kwargs.get("ensure_ascii")?).unwrap_or(false);

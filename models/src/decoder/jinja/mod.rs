@@ -26,6 +26,7 @@ use chrono::NaiveDateTime;
 use minijinja::{AutoEscape, Environment, Error, Value};
 
 pub(super) use self::dict::of_json;
+pub(super) use self::filters::as_json;
 use self::operations::Operations;
 use self::rewrite::{rewrite, Rewritten};
 

@@ -5,6 +5,7 @@ use opara_models::decoder::{CallForm, CallSyntax};
 use super::super::marks::{beginning, Beginning};
 use super::json::{string, value, Json};
 use super::marked::Marked;
+use super::python::Python;
 use super::reader::Reader;
 use super::tool::Tool;
 
@@ -44,14 +45,14 @@ impl Heads {
         let text = &text[start..];
         let head = match &self.syntax.form {
             CallForm::Object { name, arguments } => self.object(text, name, arguments),
-            CallForm::Named { middle } => self.named(text, middle.trim(), |name, rest| match rest.trim_start() {
-                "" => Beginning::May,
-                value if value.starts_with('{') => {
-                    let then = Then::Arguments(Reader::Json(Json::value()));
-                    let name = name.to_owned();
-                    Beginning::Is(Head { name, arguments: None, then }, rest.len() - value.len())
-                }
-                _ => Beginning::No,
+            CallForm::Named { before_id: None, middle } => self.named(text, middle, named_arguments),
+            CallForm::Named { before_id: Some(before), middle } => self.named(text, before, |name, rest| {
+                let id = past_id(rest, middle);
+                id.then(|(), length| named_arguments(name, &rest[length..]).behind(length))
+            }),
+            CallForm::Python => self.named(text, "(", |name, _| {
+                let then = Then::Arguments(Reader::Python(Python::default()));
+                Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, 0)
             }),
             CallForm::Marked { first, empty, .. } => {
                 self.named(text, "", |name, rest| match (beginning(rest, first), beginning(rest, empty)) {
@@ -164,5 +165,31 @@ impl Heads {
 
     fn tool(&self, name: &str) -> Option<&Tool> {
         self.tools.iter().find(|tool| tool.name == name)
+    }
+}
+
+/// Arguments that are an object of JSON, behind the name of a call.
+fn named_arguments(name: &str, text: &str) -> Beginning<Head> {
+    match text.trim_start() {
+        "" => Beginning::May,
+        value if value.starts_with('{') => {
+            let then = Then::Arguments(Reader::Json(Json::value()));
+            Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, text.len() - value.len())
+        }
+        _ => Beginning::No,
+    }
+}
+
+/// Bytes that an id has at most.
+const LONGEST_ID: usize = 128;
+
+/// Does a text begin with an id of a call, and this mark?
+fn past_id(text: &str, mark: &str) -> Beginning<()> {
+    let is_id = |letter: char| letter.is_ascii_alphanumeric() || "_-:.".contains(letter);
+    let start = text.len() - text.trim_start().len();
+    match text[start..].find(|letter| !is_id(letter)) {
+        Some(id) => beginning(&text[start + id..], mark).behind(start + id),
+        None if text.len() > LONGEST_ID => Beginning::No,
+        None => Beginning::May,
     }
 }

@@ -67,7 +67,7 @@ impl Marked {
                         let first = self.assign.trim_start().chars().next();
                         let name = held.trim_start().split(|letter| Some(letter) == first).next().unwrap_or("");
                         let is_none = held.len() > LONGEST || name.contains('\n');
-                        return is_none && !(may_end && !is_last) && self.close(told);
+                        return is_none && (is_last || !may_end) && self.close(told);
                     };
                     let name = held[..length].trim().to_owned();
                     let spaces = spaces_behind(&self.assign);

@@ -3,7 +3,9 @@
 mod head;
 mod json;
 mod kinds;
+mod literal;
 mod marked;
+mod python;
 mod reader;
 #[cfg(test)]
 mod tests;

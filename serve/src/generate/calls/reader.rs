@@ -2,12 +2,14 @@
 
 use super::json::Json;
 use super::marked::Marked;
+use super::python::Python;
 
 /// Reads the arguments of a call.
 #[derive(Debug)]
 pub(super) enum Reader {
     Json(Json),
     Marked(Marked),
+    Python(Python),
 }
 
 impl Reader {
@@ -16,6 +18,7 @@ impl Reader {
         match self {
             Self::Json(json) => json.read(held, told),
             Self::Marked(marked) => marked.read(held, is_last, told),
+            Self::Python(python) => python.read(held, told),
         }
     }
 }

@@ -33,8 +33,21 @@ fn listed() -> CallSyntax {
 }
 
 fn named() -> CallSyntax {
-    let form = CallForm::Named { middle: "\n```json\n".into() };
+    let form = CallForm::Named { before_id: None, middle: "\n```json\n".into() };
     syntax("<calls><call>function<sep>", Some("\n```</call>\n<call>function<sep>"), "\n```</call></calls>", form)
+}
+
+fn with_ids() -> CallSyntax {
+    let form = CallForm::Named { before_id: Some("[CALL_ID]".into()), middle: "[ARGS]".into() };
+    syntax("[TOOL_CALLS]", Some("[TOOL_CALLS]"), "", form)
+}
+
+fn python() -> CallSyntax {
+    syntax("<calls>[", Some(", "), "]</calls>", CallForm::Python)
+}
+
+fn lines() -> CallSyntax {
+    syntax("<calls>", Some("\n"), "</calls>", CallForm::Python)
 }
 
 fn marks() -> CallSyntax {
@@ -103,6 +116,21 @@ fn calls_are_found_however_the_text_comes() {
             vec![oslo(), now()],
         ),
         (
+            with_ids(),
+            "Now:[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{\"city\": \"Oslo\", \"days\": 2}[TOOL_CALLS]weather_now[CALL_ID]x[ARGS] {\"city\": \"Rome }\"}".into(),
+            "Now:",
+            vec![oslo(), now()],
+        ),
+        (
+            python(),
+            "So: <calls>[weather(city='Oslo', days = 2), weather_now(city=\"Rome }\"), weather( )]</calls>".into(),
+            "So:",
+            vec![oslo(), now(), empty()],
+        ),
+        (lines(), "<calls>weather(city=\"Oslo\",\n  days=2,)\nweather_now(city='Rome }')\n</calls>".into(), "", vec![oslo(), now()]),
+        // Literals that are none are texts.
+        (lines(), "<calls>weather(city=Oslo, days=2)".into(), "", vec![oslo()]),
+        (
             marks(),
             "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>".into(),
             "",
@@ -138,6 +166,8 @@ fn arguments_are_told_as_they_come() {
         (lone(), object("{\"city\": \"Os").replace("arguments", "parameters"), "{\"city\": \"Os"),
         (listed(), format!("[TOOL_CALLS] [{}", object("{")), "{"),
         (named(), "<calls><call>function<sep>weather\n```json\n{\"city\": ".into(), "{\"city\": "),
+        (with_ids(), "[TOOL_CALLS]weather[CALL_ID]abc[ARGS]{\"city\": \"O".into(), "{\"city\": \"O"),
+        (python(), "<calls>[weather(city='a, b)', days=[1, (2".into(), "{\"city\":\"a, b)\",\"days\":"),
         (marks(), of_marks("Os"), "{\"city\":\"Os"),
         // What may be the mark behind the value is held back.
         (marks(), of_marks("Oslo \"city\"\n\n</para"), "{\"city\":\"Oslo \\\"city\\\"\\n"),
@@ -180,6 +210,9 @@ fn what_is_no_call_is_text() {
         (lone(), "{ not JSON }"),
         (named(), "<calls><call>function<sep>nothing\n```json\n{}\n```</call></calls>"),
         (marks(), "<tool_call>\n<function=nothing>\n</function>\n</tool_call>"),
+        (with_ids(), "[TOOL_CALLS]weather[CALL_ID]an id[ARGS]{}"),
+        (python(), "<calls>[nothing(city='Oslo')]</calls>"),
+        (python(), "a list <calls>[1, 2]"),
     ] {
         for seed in 0..60 {
             assert_eq!(read(&syntax, text, 6, seed), (text.to_owned(), Vec::new()), "seed {seed}");
