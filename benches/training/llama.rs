@@ -1,9 +1,11 @@
 //! Llama 3.2 of 1 billion weights, which stay, with changes of low rank behind all linear layers of its blocks. candle-transformers' Llama
 //! makes its layers itself, and takes no such changes.
 
-use candle::{DType, Module, Result, Tensor};
-use candle_nn::{linear_no_bias, ops, rotary_emb, Embedding, Linear, RmsNorm, VarBuilder};
+use candle::{DType, Module, Result, Shape, Tensor};
+use candle_nn::{linear_no_bias, ops, rotary_emb, Embedding, Init, Linear, RmsNorm, VarBuilder};
 use candle_transformers::utils::{build_causal_mask, repeat_kv};
+
+use super::STAYS;
 
 pub const WORDS: usize = 128_256;
 /// Tokens of a text.
@@ -18,10 +20,18 @@ const SIZE: usize = WIDTH / HEADS;
 const RANK: usize = 16;
 const SCALE: f64 = 2.;
 
-/// Weights that are no variables.
-fn random(rows: usize, columns: usize, vb: &VarBuilder) -> Result<Tensor> {
-    let most = (columns as f32).powf(-0.5);
-    Tensor::rand(-most, most, (rows, columns), vb.device())?.to_dtype(vb.dtype())
+/// A weight that stays, of a layer of this name.
+fn stays(shape: impl Into<Shape>, init: Init, vb: &VarBuilder, name: &str) -> Result<Tensor> {
+    Ok(vb.pp(name).get_with_hints(shape, "weight", init)?.detach())
+}
+
+fn matrix(rows: usize, columns: usize, vb: &VarBuilder, name: &str) -> Result<Tensor> {
+    let most = (columns as f64).powf(-0.5);
+    stays((rows, columns), Init::Uniform { lo: -most, up: most }, vb, name)
+}
+
+fn norm(vb: &VarBuilder, name: &str) -> Result<RmsNorm> {
+    Ok(RmsNorm::new(stays(WIDTH, Init::Const(1.), vb, name)?, 1e-5))
 }
 
 /// A layer that stays, and its change.
@@ -33,7 +43,7 @@ struct Changed {
 
 impl Changed {
     fn new(from: usize, to: usize, vb: VarBuilder) -> Result<Self> {
-        let stays = Linear::new(random(to, from, &vb)?, None);
+        let stays = Linear::new(matrix(to, from, &vb, STAYS)?, None);
         let (down, up) = (linear_no_bias(from, RANK, vb.pp("lora_A"))?, linear_no_bias(RANK, to, vb.pp("lora_B"))?);
         Ok(Self { stays, down, up })
     }
@@ -75,11 +85,11 @@ impl Places {
 
 impl Layer {
     fn new(vb: VarBuilder) -> Result<Self> {
-        let norm = || Ok::<_, candle::Error>(RmsNorm::new(Tensor::ones(WIDTH, vb.dtype(), vb.device())?, 1e-5));
+        let fixed = vb.pp(STAYS);
         let of = |from: usize, to: usize, name: &str| Changed::new(from, to, vb.pp(name));
         let keys = OF_KEYS * SIZE;
         Ok(Self {
-            norms: [norm()?, norm()?],
+            norms: [norm(&fixed, "input_layernorm")?, norm(&fixed, "post_attention_layernorm")?],
             heads: [of(WIDTH, WIDTH, "q_proj")?, of(WIDTH, keys, "k_proj")?, of(WIDTH, keys, "v_proj")?],
             out: of(WIDTH, WIDTH, "o_proj")?,
             gate: of(WIDTH, INSIDE, "gate_proj")?,
@@ -110,9 +120,10 @@ impl Layer {
 
 /// From ids, `(texts, tokens)`, to logits of the words at each, `(texts * tokens, words)`.
 pub fn llama(vb: VarBuilder) -> Result<impl Fn(&Tensor) -> Result<Tensor>> {
-    let words = Embedding::new(random(WORDS, WIDTH, &vb)?, WIDTH);
+    let fixed = vb.pp(STAYS);
+    let words = Embedding::new(matrix(WORDS, WIDTH, &fixed, "embed_tokens")?, WIDTH);
     let layers = (0..LAYERS).map(|at| Layer::new(vb.pp(at))).collect::<Result<Vec<_>>>()?;
-    let last = RmsNorm::new(Tensor::ones(WIDTH, vb.dtype(), vb.device())?, 1e-5);
+    let last = norm(&fixed, "norm")?;
     let places = Places::new(&vb)?;
     Ok(move |ids: &Tensor| {
         let x = layers.iter().try_fold(words.forward(ids)?, |x, layer| layer.forward(&x, &places))?;

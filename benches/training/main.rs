@@ -3,9 +3,11 @@
 //!
 //!     cargo run --release --features cudnn,zoo --example training -- --only bert-base --dtype bf16 --batch 8 --json training.jsonl
 //!
-//! `benches/peers/python/train.py` has the same models in PyTorch. Without a GPU each contestant takes one step, eagerly.
+//! `benches/peers/python/train.py` has the same models in PyTorch. It begins with the same weights and batch, if it gets the file that
+//! `--start` writes. Without a GPU steps are eager.
 
 mod models;
+mod weights;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,9 +16,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use candle::{DType, Device, Tensor};
-use candle_nn::{Optimizer, ParamsAdamW, VarBuilder, VarMap};
+use candle_nn::{Optimizer, ParamsAdamW};
 use clap::builder::{PossibleValuesParser, RangedU64ValueParser};
 use clap::Parser;
 use opara_candle::device_memory::watch;
@@ -24,10 +26,11 @@ use opara_candle::optim::AdamW;
 use opara_candle::plan::timeline::Timeline;
 use opara_candle::plan::trace::{Measured, Trace};
 use opara_candle::{Numerics, OparaExecutor};
-use opara_examples::{exit_code, types, variables};
+use opara_examples::{exit_code, types};
 use serde_json::{json, Value};
 
-use crate::models::{Loss, Model, MODELS};
+use crate::models::{trained, Loss, Model, MODELS};
+use crate::weights::seeded;
 
 #[derive(Parser)]
 struct Args {
@@ -47,9 +50,13 @@ struct Args {
     #[arg(long, value_delimiter = ',', default_values = CONTESTANTS, value_parser = PossibleValuesParser::new(CONTESTANTS))]
     contestants: Vec<String>,
 
-    /// Steps to measure.
-    #[arg(long, default_value_t = 30, value_parser = RangedU64ValueParser::<usize>::new().range(3..))]
-    steps: usize,
+    /// Steps of each contestant; by default 30, or one without a GPU. The first is not timed.
+    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    steps: Option<usize>,
+
+    /// Write the first weights and the batch of one model to this file of safetensors, and end: PyTorch begins with them, too.
+    #[arg(long, conflicts_with_all = ["contestants", "steps", "traces", "kernels", "json"])]
+    start: Option<PathBuf>,
 
     /// Folder for the trace of each captured step, with the time of each launch and of each scheduler's replay, for the program `opara`.
     #[arg(long)]
@@ -73,6 +80,13 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     let args = Args::parse();
     let device = opara_candle::cuda_device(0).unwrap_or(Device::Cpu);
+    if let Some(path) = &args.start {
+        let [name] = &args.only[..] else { bail!("a file of --start is of one model: name one with --only") };
+        let model = MODELS.iter().find(|model| model.name == name).context("no model has this name")?;
+        let (weights, _) = seeded(model, args.dtype, &device)?;
+        let batch = (model.batch)(args.batch, args.dtype, &device)?;
+        return weights::write(path, &weights, &batch).context("the file of --start");
+    }
     let mut file = args.json.as_ref().map(|path| File::create(path).context("the file of --json")).transpose()?;
     for model in MODELS.iter().filter(|model| args.only.is_empty() || args.only.iter().any(|name| name == model.name)) {
         for contestant in &args.contestants {
@@ -95,7 +109,7 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
     let (weights, loss) = seeded(model, args.dtype, device)?;
     let batch = (model.batch)(args.batch, args.dtype, device)?;
     let params = ParamsAdamW { lr: 1e-4, ..Default::default() };
-    let trained = variables(&weights)?;
+    let trained = trained(&weights)?;
     match contestant {
         "candle" => {
             let all = trained.into_iter().map(|(_, variable)| variable).collect();
@@ -132,22 +146,6 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
     }
 }
 
-/// The model with weights that are the same in each run.
-fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)> {
-    let weights = VarMap::new();
-    let loss = (model.make)(VarBuilder::from_varmap(&weights, dtype, device))?;
-    let matrices = variables(&weights)?.into_iter().enumerate().filter(|(_, (_, variable))| variable.rank() > 1);
-    for (at, (_, variable)) in matrices {
-        let (count, inputs) = (variable.elem_count(), variable.elem_count() / variable.dim(0)?);
-        let scale = (inputs as f64).powf(-0.5);
-        let mut rng = fastrand::Rng::with_seed(at as u64);
-        let numbers = (0..count).map(|_| 2. * rng.f32() - 1.);
-        let numbers = (Tensor::from_iter(numbers, device)? * scale)?.reshape(variable.shape())?;
-        variable.set(&numbers.to_dtype(dtype)?)?;
-    }
-    Ok((weights, loss))
-}
-
 /// [`timed`] steps of candle's backward pass and an optimizer.
 fn timed_eagerly(
     args: &Args,
@@ -163,23 +161,22 @@ fn timed_eagerly(
     })
 }
 
-/// Milliseconds of a step on the clock, the losses of the first and of the last one, and the memory of a process that takes steps: weights,
-/// moments, gradients and activations, from `before` on.
+/// Milliseconds of a step on the clock, the loss of each, and the memory of a process that takes steps: weights, moments, gradients and
+/// activations, from `before` on.
 fn timed(args: &Args, device: &Device, before: u64, mut step: impl FnMut() -> Result<Tensor>) -> Result<Value> {
+    let steps = args.steps.unwrap_or(if device.is_cuda() { 30 } else { 1 });
     let (mut line, usage) = watch(device, || {
-        let first = number(&step()?)?;
-        let mut ms = Vec::new();
-        let mut last = first;
-        for _ in 1..if device.is_cuda() { args.steps } else { 1 } {
+        let (mut losses, mut ms) = (vec![number(&step()?)?], Vec::new());
+        for _ in 1..steps {
             device.synchronize()?;
             let begin = Instant::now();
             let loss = step()?;
             device.synchronize()?;
             ms.push(begin.elapsed().as_secs_f64() * 1e3);
-            last = number(&loss)?;
+            losses.push(number(&loss)?);
         }
         ms.sort_by(f64::total_cmp);
-        Ok::<_, anyhow::Error>(json!({ "ms": ms.get(ms.len() / 2), "first_loss": first, "last_loss": last }))
+        Ok::<_, anyhow::Error>(json!({ "ms": ms.get(ms.len() / 2), "losses": losses }))
     })?;
     line["peak_mib"] = usage.map(|usage| (usage.peak - before) >> 20).into();
     Ok(line)

@@ -1,8 +1,9 @@
 //! The models, unchanged from candle where it has them, with the loss of a batch.
 
-use candle::{DType, Device, IndexOp, Module, Result, Tensor, D};
-use candle_nn::{embedding, layer_norm, linear, loss, ops, LayerNorm, Linear, VarBuilder};
+use candle::{DType, Device, IndexOp, Module, Result, Tensor, Var, D};
+use candle_nn::{embedding, layer_norm, linear, loss, ops, LayerNorm, Linear, VarBuilder, VarMap};
 use candle_transformers::models::{bert, vit};
+use opara_examples::variables;
 
 // The example of training has this file by its path, too.
 #[path = "images.rs"]
@@ -19,6 +20,16 @@ pub struct Model {
     pub make: fn(VarBuilder) -> Result<Loss>,
     /// A batch of this number of items.
     pub batch: fn(usize, DType, &Device) -> Result<[Tensor; 2]>,
+}
+
+/// A part of the name of each weight that stays: no gradient reaches it.
+pub const STAYS: &str = "stays";
+
+/// The variables that are trained, in the order of their names.
+pub fn trained(weights: &VarMap) -> Result<Vec<(String, Var)>> {
+    let mut all = variables(weights)?;
+    all.retain(|(name, _)| !name.split('.').any(|part| part == STAYS));
+    Ok(all)
 }
 
 /// Tokens of BERT's texts.

@@ -14,6 +14,7 @@ mod models;
 #[path = "../../benches/training/models.rs"]
 mod published;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ use opara_candle::{Loader, Numerics, OparaExecutor, Trainer};
 use opara_examples::variables;
 use serde_json::json;
 
-use crate::published::{Loss, MODELS};
+use crate::published::{trained, Loss, MODELS};
 
 /// Trains two small models, or one.
 #[derive(Parser)]
@@ -133,6 +134,18 @@ impl Model {
         }
         Ok(Self { weights, loss })
     }
+
+    /// With weights of its own, but for those that stay: no checkpoint has them.
+    fn to_resume(task: &Task, like: &VarMap, device: &Device) -> Result<Self> {
+        let model = Self::new(task, None, device)?;
+        let names: HashSet<_> = trained(like)?.into_iter().map(|(name, _)| name).collect();
+        for ((name, to), (_, from)) in variables(&model.weights)?.iter().zip(&variables(like)?) {
+            if !names.contains(name) {
+                to.set(from)?;
+            }
+        }
+        Ok(model)
+    }
 }
 
 fn are_same(a: &VarMap, b: &VarMap) -> Result<bool> {
@@ -199,7 +212,7 @@ fn train(task: &Task, args: &Args, device: &Device) -> Result<serde_json::Value>
     let next = |batches: &mut Loader| batches.next().context("a loader has no end")?.map_err(anyhow::Error::from);
     let build = |model: Model| -> Result<(VarMap, Trainer<_>)> {
         let Model { weights, loss } = model;
-        let optimizer = AdamW::of(&weights, params.clone())?;
+        let optimizer = AdamW::of_named(trained(&weights)?, params.clone())?;
         let numerics = if task.is_accurate { Numerics::Accurate } else { Numerics::Exact };
         let builder = OparaExecutor::builder().numerics(numerics);
         let trainer = builder.build_train(loss, &optimizer, &next(&mut task.loader(device))?)?;
@@ -231,7 +244,7 @@ fn train(task: &Task, args: &Args, device: &Device) -> Result<serde_json::Value>
     let seconds = began.elapsed().as_secs_f64();
     bar.finish_and_clear();
 
-    let (resumed, mut other) = build(Model::new(task, None, device)?)?;
+    let (resumed, mut other) = build(Model::to_resume(task, &weights, device)?)?;
     let mut batches = task.loader(device);
     other.load_with(&checkpoint, &mut batches)?;
     for _ in half..args.steps {
