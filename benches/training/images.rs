@@ -1,7 +1,7 @@
 //! Nets for pictures of 32 by 32 pixels, with batch norms in training mode, which candle-transformers' nets do not have. All begin with a
 //! convolution of 3 by 3 of stride 1.
 
-use candle::{DType, Module, ModuleT, Result, Tensor};
+use candle::{Module, ModuleT, Result, Tensor};
 use candle_nn::{
     conv2d, conv2d_no_bias, linear, Activation, BatchNorm, Conv2d, Conv2dConfig, Init, Linear, VarBuilder,
 };
@@ -20,7 +20,7 @@ impl Normed {
         let config = Conv2dConfig { stride, padding: kernel / 2, groups, ..Default::default() };
         let (conv, vb) = (conv2d_no_bias(from, to, kernel, config, vb.pp("conv"))?, vb.pp("norm"));
         // candle's statistics have 32 bits where its images have 16.
-        let wide = vb.clone().set_dtype(DType::F32);
+        let wide = vb.clone().set_dtype(super::wide(vb.dtype()));
         let of = |vb: &VarBuilder, name: &str, number: f64| vb.get_with_hints(to, name, Init::Const(number));
         let [mean, variance] = [of(&wide, "running_mean", 0.)?, of(&wide, "running_var", 1.)?];
         let (weight, bias) = (of(&vb, "weight", 1.)?, of(&vb, "bias", 0.)?);

@@ -39,7 +39,7 @@ struct Args {
     only: Vec<String>,
 
     /// Dtype of weights and activations.
-    #[arg(long, default_value = "f32", value_parser = types(["f32", "f16", "bf16"]))]
+    #[arg(long, default_value = "f32", value_parser = types(["f32", "f16", "bf16", "f64"]))]
     dtype: DType,
 
     /// Items of a batch.
@@ -201,6 +201,6 @@ fn kernels((trace, timeline): (Trace, Timeline)) -> Value {
     json!({ "total_us": timeline.total_us, "sum_us": busy, "of": all.into_iter().map(of).collect::<Vec<_>>() })
 }
 
-fn number(loss: &Tensor) -> Result<f32> {
-    Ok(loss.to_dtype(DType::F32)?.to_scalar()?)
+fn number(loss: &Tensor) -> Result<f64> {
+    Ok(loss.to_dtype(DType::F64)?.to_scalar()?)
 }

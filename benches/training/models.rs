@@ -89,6 +89,14 @@ pub const MODELS: [Model; 9] = [
     },
 ];
 
+/// f32 for types of 16 bits.
+fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        _ => DType::F32,
+    }
+}
+
 /// Numbers between -1 and 1.
 fn numbers(shape: impl Into<candle::Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = shape.into();
@@ -102,9 +110,9 @@ fn kinds(rows: usize, kinds: usize, device: &Device) -> Result<Tensor> {
     Tensor::from_iter((0..rows).map(|row| (row * 7919 % kinds) as u32), device)
 }
 
-/// The cross entropy, in f32.
+/// The cross entropy, in f32 at least.
 fn entropy(logits: &Tensor, right: &Tensor) -> Result<Vec<Tensor>> {
-    Ok(vec![loss::cross_entropy(&logits.to_dtype(DType::F32)?, right)?])
+    Ok(vec![loss::cross_entropy(&logits.to_dtype(wide(logits.dtype()))?, right)?])
 }
 
 fn classify(net: images::Net) -> Result<Loss> {

@@ -32,11 +32,18 @@ class JoinTraining(unittest.TestCase):
         self.assertEqual((row["ours_ms"], row["of"]["exact"]["first_loss"], row["of"]["exact"]["last_loss"]), (0.2, 2.0, 0.5))
 
     def test_a_row_whose_losses_differ_has_no_times_and_says_so(self):
-        ours = [line("candle", 2.0), line("exact", 0.2, [2.0, 1.1])]
+        ours = [line("candle", 2.0), line("exact", 0.2, [2.0, 1.2])]
         [row] = join_training.rows(ours, [line("eager", 0.9, device="G"), line("graph", 0.3, device="G")])
         self.assertEqual((row["ours_ms"], row["torch_best_ms"], row["candle_ms"]), (None, None, None))
-        self.assertAlmostEqual(row["loss_gap"], 0.05)
-        self.assertEqual(row["no_times"], "losses of our steps and of torch eager differ by more than 0.001 of the first one")
+        self.assertAlmostEqual(row["loss_gap"], 0.1)
+        reason = "differ by more than 0.05 of the first one, or the first ones by more than 0.0001"
+        self.assertEqual(row["no_times"], f"losses of our steps and of torch eager {reason}")
+
+    def test_first_losses_are_held_closer(self):
+        torch = [line("eager", 0.9, [2.0, 1.0], device="G")]
+        for losses, ms in [([2.0, 1.05], 0.2), ([2.001, 1.0], None)]:
+            [row] = join_training.rows([line("exact", 0.2, losses)], torch)
+            self.assertEqual((row["ours_ms"], "no_times" in row), (ms, ms is None))
 
     def test_a_contestant_whose_losses_differ_is_left_out_alone(self):
         ours = [line("candle", 2.0, [2.0, 1.9]), line("exact", 0.1, [2.0, 1.9]), line("accurate", 0.2)]

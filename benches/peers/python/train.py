@@ -27,7 +27,7 @@ import capture
 from start import BATCH, Rules, StartError, placed
 from training_models import MODELS, Batch
 
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 Step = Callable[[], torch.Tensor]
 
 
@@ -93,7 +93,7 @@ def loss_of(cell: Cell, module: nn.Module) -> Callable:
     def loss(x: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         with torch.autocast(cell.device.type, cell.dtype, enabled=cell.is_autocast):
             logits = module(x)
-        return F.cross_entropy(logits.float(), right)
+        return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), right)
 
     return loss
 
