@@ -10,7 +10,7 @@ use opara_examples::variables;
 
 use crate::models::{Loss, Model};
 
-/// The model, and its weights: those of another call with the same arguments have the same bits.
+/// The model, and its weights: another call with the same arguments gives the same bits.
 pub fn seeded(model: &Model, dtype: DType, device: &Device) -> Result<(VarMap, Loss)> {
     let weights = VarMap::new();
     let vb = VarBuilder::from_backend(Box::new(Seeded(weights.clone())), dtype, device.clone());

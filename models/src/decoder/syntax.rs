@@ -74,7 +74,7 @@ impl Syntax {
 
 const SAID: &str = "said7q";
 const THOUGHT: &str = "thought7q";
-/// What the ids of calls begin with. Some templates refuse ids that have not nine letters and digits.
+/// The beginning of each call's id. Some templates take only ids of nine letters and digits.
 const ID: &str = "call0000";
 const NAMES: [&str; 2] = ["name7a", "name7b"];
 /// The names and values of two arguments of each call.

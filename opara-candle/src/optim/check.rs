@@ -1,4 +1,4 @@
-//! What an optimizer is given: variables and settings that it cannot work with are errors.
+//! Checks the variables and settings of an optimizer.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use candle::{bail, Device, Result, Var};
 
 use crate::ops::optimizer::rule::Rule;
 
-/// Names that begin so are those of a checkpoint's other tensors.
+/// The prefix of the names that a checkpoint gives moments, sums and averages.
 const RESERVED: &str = "opara.";
 
 /// The variables of floats, and their device.

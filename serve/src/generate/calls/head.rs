@@ -1,4 +1,4 @@
-//! What a call begins with, up to its arguments.
+//! The head of a call: the text up to its arguments.
 
 use opara_models::decoder::{CallForm, CallSyntax};
 
@@ -21,15 +21,15 @@ pub(super) struct Head {
     pub name: String,
     /// The arguments, where they are known with the name.
     pub arguments: Option<String>,
-    /// What follows in the text.
+    /// The part of the text behind the head.
     pub then: Then,
 }
 
-/// What follows the head of a call.
+/// The part of a text behind the head of a call.
 pub(super) enum Then {
     /// Its arguments.
     Arguments(Reader),
-    /// What stands behind a call.
+    /// The end of a call, or the next call.
     Behind,
     /// Any text.
     Text,
