@@ -1,9 +1,12 @@
 //! Trainers on a GPU, whose steps are captured.
 
-use candle::{DType, Result, Tensor};
+use std::sync::Arc;
+
+use candle::{DType, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::AdamW;
 use opara_candle::{Error, Numerics, OnUncapturable, OparaExecutor};
+use parking_lot::Mutex;
 
 use crate::common::gpu;
 use crate::common::trainer::{
@@ -77,5 +80,31 @@ fn steps_that_are_no_graphs_are_errors() -> anyhow::Result<()> {
         }
     }
     assert_eq!(optimizer.steps()?, 0);
+    Ok(())
+}
+
+#[test]
+fn memory_that_nobody_trains_is_read_where_it_lies() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let numbers = |by: f64| Tensor::arange(0f32, 4096., &device)?.affine(by / 4096., -0.3)?.reshape((64, 64));
+    let weight = Var::from_tensor(&numbers(1.)?)?;
+    let base = Arc::new(Mutex::new(numbers(0.7)?));
+    let own = (weight.clone(), base.clone());
+    let loss = move |x: &[Tensor]| {
+        let base = own.1.lock().clone();
+        Ok(vec![x[0].matmul(&base)?.matmul(own.0.as_tensor())?.sqr()?.mean_all()?])
+    };
+    let optimizer = AdamW::of_named(vec![("weight".into(), weight)], ParamsAdamW { lr: 0., ..Default::default() })?;
+    let x = numbers(0.4)?;
+    let mut trainer = accurate().build_train(loss, &optimizer, std::slice::from_ref(&x))?;
+    let first = trainer.step(std::slice::from_ref(&x))?.to_scalar::<f32>()?;
+    // Twice the numbers, in the same memory.
+    base.lock().slice_set(&numbers(0.7)?.affine(2., 0.)?, 0, 0)?;
+    let second = trainer.step(std::slice::from_ref(&x))?.to_scalar::<f32>()?;
+    assert!((second / first - 4.).abs() < 1e-3, "{second} after {first}");
+    // Other memory, so that the recorded one is freed.
+    *base.lock() = numbers(0.2)?;
+    let error = trainer.step(&[x]).expect_err("the memory was freed");
+    assert!(error.to_string().contains("freed"), "{error}");
     Ok(())
 }

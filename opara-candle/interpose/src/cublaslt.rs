@@ -30,7 +30,7 @@ super::interpose! {
                 operands.push(Operand::read(c as u64, operands[2].bytes));
             }
             let bias = attribute::<u64>(operation, lt::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER);
-            operands.extend((bias != 0).then(|| Operand::read(bias, of.m * 8)));
+            operands.extend((bias != 0).then(|| of_bias(&of, bias)));
             operands.push(Operand::read_and_written(workspace as u64, workspace_bytes as u64));
             // Operands of epilogues that read or write another matrix are unknown.
             let auxiliary = of.epilogue & 0xffff & !0x7f != 0 && of.epilogue & 128 != 0;
@@ -49,6 +49,18 @@ super::interpose! {
                 workspace_bytes, stream.cast(),
             )
         })
+    }
+}
+
+/// The vector of an epilogue: a bias, or the sums that are the gradient of one.
+fn of_bias(of: &Matmul, address: u64) -> Operand {
+    use lt::cublasLtEpilogue_t::{CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB};
+    let element = of.element_bytes();
+    match of.epilogue {
+        epilogue if epilogue == CUBLASLT_EPILOGUE_BGRADA as u32 => Operand::written(address, of.m * element),
+        epilogue if epilogue == CUBLASLT_EPILOGUE_BGRADB as u32 => Operand::written(address, of.n * element),
+        // Its type may be another one.
+        _ => Operand::read(address, of.m * 8),
     }
 }
 

@@ -119,6 +119,11 @@ impl Operand {
 }
 
 impl Matmul {
+    /// Bytes of an element of C.
+    pub fn element_bytes(&self) -> u64 {
+        element_bytes(self.types[2])
+    }
+
     /// Its operands at these addresses.
     pub fn operands(&self, [a, b, c]: [u64; 3]) -> Vec<Operand> {
         let Self { m, n, k, .. } = *self;

@@ -9,7 +9,7 @@ use opara_plan::rewrite::{whole_with, Graph, Value, Whole};
 use parking_lot::Mutex;
 
 use super::capture::{capture, Capture};
-use super::driver::{copy_of, CapturedGraph, CapturedWork, HeldLaunch, LaunchNode};
+use super::driver::{copy_of, CapturedGraph, CapturedWork, HeldLaunch, LaunchNode, Lent};
 use super::lift::lift;
 use super::opaque::{opaque_launches, OpaqueLaunches};
 use super::target::Target;
@@ -129,6 +129,17 @@ impl WholePass {
                 Tensor::from_raw_buffer(bytes, dtype, &[of.len as usize], &Device::Cpu)?.to_device(&self.device)?,
             )),
         }
+    }
+
+    /// What the module has as an input of the graph, as one row, where it lies; `None` if that is an argument or an upload.
+    ///
+    /// # Errors
+    /// Memory that was freed since.
+    pub fn lent(&self, input: usize) -> Result<Option<Lent>> {
+        let of = &self.graph.inputs[input];
+        let Place::Memory(address) = &self.places[input] else { return Ok(None) };
+        Lent::new(self.device.as_cuda_device()?, *address, Arithmetic::Typed.dtype(of.element), of.len as usize)
+            .map(Some)
     }
 
     /// For each input what this pass leaves there for the next one of the same module, if it does not stay as it is.

@@ -158,9 +158,9 @@ pub use heads::{merge_heads, split_heads};
 pub(crate) use lacks::lacks;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use log_softmax::{log_softmax_at, log_softmax_at_backward};
-#[cfg(any(feature = "cuda", test))]
-pub(crate) use matmul::linear_in;
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use matmul::{linear_in, product_sum};
 pub use moe::{moe, top_k};
 pub use opara_plan::rewrite::ProductPrecision;
 

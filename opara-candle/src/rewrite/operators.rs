@@ -39,6 +39,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Attention(scores) => attention(of, node, scores),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ActivatedProduct { activation } => activated_product(of, node, activation),
+        Compute::ProductSum => product_sum(of, node),
         Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
         Compute::ProductsOfOne { others, have_bias, tokens, size } => {
             products_of_one(of, node, others, have_bias, [*tokens as usize, *size as usize])
@@ -76,7 +77,7 @@ fn concatenated(of: &mut Evaluation, node: &Node, rows: u64, widths: &[u64]) -> 
 /// A concatenation along an inner dimension: blocks, each with elements of every part.
 fn in_rows(parts: &[Tensor], rows: u64, widths: &[u64]) -> Result<Tensor> {
     let parts = parts.iter().zip(widths).map(|(part, &width)| shaped(part, &[rows as usize, width as usize]));
-    Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 1)
+    ops::cat(&parts.collect::<Result<Vec<_>>>()?.iter().collect::<Vec<_>>(), 1)
 }
 
 /// `max(x, 0)` of a concatenation of parts, of which some are sums.
@@ -367,6 +368,16 @@ fn activated_product(of: &mut Evaluation, node: &Node, activation: &str) -> Resu
         Some(y) => Ok(y),
         None => product(node.precision, &activation.forward(&x)?, &weight, bias.as_ref(), Activation::None),
     }
+}
+
+/// The summand is the last operand.
+fn product_sum(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
+    let Some((to, product)) = node.operands.split_last() else { bail!("a sum without a summand") };
+    let [x, weight] = [0, 1].map(|at| of.own(&product[at])?.contiguous());
+    let (x, weight) = (x?, weight?);
+    let bias = product.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
+    let to = shaped(&of.tensor(to.value)?, &[x.dim(0)?, weight.dim(0)?])?;
+    ops::product_sum(&x, (&weight, true), bias.as_ref(), &to)
 }
 
 fn product(

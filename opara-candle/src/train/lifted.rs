@@ -8,6 +8,7 @@ use opara_plan::trace::{Element, Function};
 
 use super::gradient_error::GradientError;
 use crate::backend;
+use crate::cuda::driver::Lent;
 use crate::cuda::{Place, WholePass};
 use crate::error::UnreachedError;
 use crate::ops::format::is_channels_last;
@@ -46,8 +47,10 @@ const GROUPS: &str = "grouped-convolution";
 enum Source {
     /// The batch.
     Batch(usize),
-    /// A variable, or a copy of other memory of the module.
+    /// A variable, or an upload.
     Tensor(Tensor),
+    /// Other memory of the module.
+    Lent(Lent),
 }
 
 /// A variable that the optimizer trains.
@@ -120,7 +123,10 @@ impl Lifted {
                     }
                     Source::Tensor(leaf.clone())
                 }
-                _ => Source::Tensor(pass.copied(input)?.ok_or_else(|| refused("an argument has no place"))?),
+                _ => match pass.lent(input)? {
+                    Some(lent) => Source::Lent(lent),
+                    None => Source::Tensor(pass.copied(input)?.ok_or_else(|| refused("an argument has no place"))?),
+                },
             });
         }
         let mut recorded = pass.graph.clone();
@@ -163,6 +169,7 @@ impl Lifted {
                 None => candle::bail!("the batch has no tensor {at}"),
             },
             Source::Tensor(tensor) => Ok(tensor.clone()),
+            Source::Lent(lent) => Ok(lent.tensor().map_err(candle::Error::wrap)?.clone()),
         };
         self.sources.iter().map(input).collect()
     }

@@ -33,6 +33,7 @@ const UNARY: &[Unary] = &[
     ("silu", Tensor::silu),
     ("gelu", Tensor::gelu),
     ("gelu_erf", Tensor::gelu_erf),
+    ("sign", Tensor::sign),
     ("sigmoid", candle_nn::ops::sigmoid),
     ("affine", |x| x.affine(1.7, -0.3)),
     ("to f16", |x| x.to_dtype(DType::F16)),

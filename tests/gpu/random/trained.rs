@@ -63,6 +63,9 @@ fn judge(module: &Random, device: &Device) -> anyhow::Result<Verdict> {
         return Ok(Verdict::HasNoSlope);
     }
     let mut variables = module.weights.train()?;
+    if variables.is_empty() {
+        return Ok(Verdict::HasNoSlope);
+    }
     let folder = tempfile::tempdir()?;
     let mut trainer = loop {
         let optimizer = SGD::of_named(variables.clone(), ParamsSGD { momentum: 0.5, ..0.0.into() })?;

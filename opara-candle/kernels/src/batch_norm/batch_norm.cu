@@ -23,6 +23,34 @@ __device__ inline void batch_moments(size_t rows, unsigned columns, unsigned sha
     write_sum(sum_of_column(squares), columns, moments + (size_t)gridDim.y * columns);
 }
 
+// Moments by vectors, in one pass: sums of what is apart from the share's first row.
+template <int N, typename T>
+__device__ inline void wide_batch_moments(size_t rows, unsigned columns, unsigned share, const T *x, float *moments) {
+    const Share of(rows, share);
+    const size_t start = (size_t)blockIdx.y * share * columns;
+    const float count = of.end - (size_t)blockIdx.y * share;
+    const unsigned first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    float sum[N] = {}, squares[N] = {};
+    if (first < columns) {
+        const Vec<T, N> from = load<T, N>(x + start + first);
+#pragma unroll 4
+        for (size_t row = of.first; row < of.end; row += blockDim.y) {
+            const Vec<T, N> v = load<T, N>(x + row * columns + first);
+#pragma unroll
+            for (int n = 0; n < N; n++) {
+                const float apart = widen(v.at[n]) - widen(from.at[n]);
+                sum[n] += apart, squares[n] = fmaf(apart, apart, squares[n]);
+            }
+        }
+    }
+    moments += (size_t)blockIdx.y * columns;
+    sums_of_columns(sum, squares, [&](unsigned column, float sum, float squares) {
+        if (column >= columns) return;
+        moments[column] = widen(x[start + column]) + sum / count;
+        moments[(size_t)gridDim.y * columns + column] = fmaxf(squares - sum * (sum / count), 0.f);
+    });
+}
+
 // Mean and variance of each column in all rows.
 extern "C" __global__ void __launch_bounds__(SIDE *SIDE) opara_reduction_batch_totals_f32(
     size_t rows, unsigned columns, unsigned share, unsigned shares, const float *moments, float *y) {
@@ -135,6 +163,38 @@ __device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned sh
     write_sum(sum_of_column(products), columns, sums + (size_t)gridDim.y * columns);
 }
 
+// The same by vectors.
+template <int N, typename T>
+__device__ inline void wide_batch_gradient(size_t rows, unsigned columns, unsigned share, float eps, int activation, const T *x,
+                                           const T *gradient, const float *mean, const float *variance, const T *scale, const T *shift,
+                                           float *sums) {
+    const Share share_of(rows, share);
+    const unsigned first = (blockIdx.x * blockDim.x + threadIdx.x) * N;
+    float sum[N] = {}, products[N] = {};
+    if (first < columns) {
+        const Channels<N> of(first, eps, mean, variance, scale, shift);
+        with_activation(activation, [&](auto kind) {
+#pragma unroll 4
+            for (size_t row = share_of.first; row < share_of.end; row += blockDim.y) {
+                const size_t at = row * columns + first;
+                const Vec<T, N> v = load<T, N>(x + at), g = load<T, N>(gradient + at);
+#pragma unroll
+                for (int n = 0; n < N; n++) {
+                    const float from = widen(v.at[n]);
+                    float own = widen(g.at[n]);
+                    if constexpr (kind.value != NONE) own *= derivative<kind.value>(of.result(n, from));
+                    sum[n] += own, products[n] = fmaf(own, of.normal(n, from), products[n]);
+                }
+            }
+        });
+    }
+    sums += (size_t)blockIdx.y * columns;
+    sums_of_columns(sum, products, [&](unsigned column, float sum, float products) {
+        if (column >= columns) return;
+        sums[column] = sum, sums[(size_t)gridDim.y * columns + column] = products;
+    });
+}
+
 #define KERNELS(T, NAME)                                                                                               \
     extern "C" __global__ void __launch_bounds__(SIDE *SIDE) opara_reduction_batch_moments_##NAME(                     \
         size_t rows, unsigned columns, unsigned share, const T *x, float *moments) {                                   \
@@ -146,6 +206,18 @@ __device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned sh
         batch_gradient(rows, columns, share, eps, activation, x, gradient, mean, variance, scale, shift, sums);        \
     }                                                                                                                  \
     BY(1, T, NAME)
+
+#define WIDE_BY(N, T, NAME)                                                                                            \
+    extern "C" __global__ void __launch_bounds__(OF_VECTORS) opara_reduction_batch_moments_wide_##NAME(                \
+        size_t rows, unsigned columns, unsigned share, const T *x, float *moments) {                                   \
+        wide_batch_moments<N>(rows, columns, share, x, moments);                                                       \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(OF_VECTORS) opara_reduction_batch_gradient_wide_##NAME(               \
+        size_t rows, unsigned columns, unsigned share, float eps, int activation, const T *x, const T *gradient,       \
+        const float *mean, const float *variance, const T *scale, const T *shift, float *sums) {                       \
+        wide_batch_gradient<N>(rows, columns, share, eps, activation, x, gradient, mean, variance, scale, shift, sums); \
+    }                                                                                                                  \
+    BY(N, T, NAME)
 
 #define BY(N, T, NAME)                                                                                                 \
     extern "C" __global__ void opara_norm_batch_by##N##_##NAME(                                                        \
@@ -162,6 +234,6 @@ __device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned sh
 KERNELS(float, f32)
 KERNELS(__half, f16)
 KERNELS(__nv_bfloat16, bf16)
-BY(4, float, f32)
-BY(8, __half, f16)
-BY(8, __nv_bfloat16, bf16)
+WIDE_BY(4, float, f32)
+WIDE_BY(8, __half, f16)
+WIDE_BY(8, __nv_bfloat16, bf16)

@@ -35,3 +35,23 @@ __device__ inline float own_of_column(float sum) {
     __syncthreads();
     return room[threadIdx.x];
 }
+
+// Threads of a block whose threads have vectors of columns.
+constexpr unsigned OF_VECTORS = 256;
+
+// Sums what the threads of each column have, two numbers of each of N columns, in a fixed order. Calls f with each column of the block,
+// by one thread, and with both sums.
+template <int N, typename F> __device__ inline void sums_of_columns(const float (&a)[N], const float (&b)[N], F f) {
+    __shared__ float room[2][OF_VECTORS * N];
+    const unsigned thread = threadIdx.y * blockDim.x + threadIdx.x, across = blockDim.x * N;
+#pragma unroll
+    for (int n = 0; n < N; n++) room[0][thread * N + n] = a[n], room[1][thread * N + n] = b[n];
+    __syncthreads();
+    for (unsigned column = thread; column < across; column += blockDim.x * blockDim.y) {
+        float both[2] = {};
+        for (unsigned y = 0; y < blockDim.y; y++)
+#pragma unroll
+            for (int of = 0; of < 2; of++) both[of] += room[of][y * across + column];
+        f(blockIdx.x * across + column, both[0], both[1]);
+    }
+}

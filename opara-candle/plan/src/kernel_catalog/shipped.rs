@@ -256,7 +256,7 @@ pub const ENTRIES: &[KernelEntry] = &[
     unary("uceil_", "ceil"),
     unary("ufloor_", "floor"),
     unary("uround_", "round"),
-    unary("usign_", "sign"),
+    unary("usign_", "sign").fused(),
 ];
 
 /// Element types as they occur in names, with their sizes in bytes.

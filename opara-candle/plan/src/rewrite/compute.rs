@@ -62,6 +62,8 @@ pub enum Compute {
         /// The activation's name in the catalogue.
         activation: String,
     },
+    /// A product, a bias and a summand. Operands: as of [`Compute::Linear`], then the summand, all `(rows, columns)` of a value.
+    ProductSum,
     /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
     /// weight, `(columns, inner)`, and its bias.
     ProductConcat {

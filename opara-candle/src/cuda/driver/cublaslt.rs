@@ -7,13 +7,17 @@ use candle::{bail, CudaDevice, DType, Error, Result};
 use cudarc::cublas::sys::cublasOperation_t;
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
+use cudarc::cublaslt::sys::cublasLtEpilogue_t::{
+    CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_BIAS,
+};
 use cudarc::driver::{CudaSlice, CudaView, DevicePtr, DeviceRepr};
 use hashbrown::HashMap;
 use opara_plan::rewrite::ProductPrecision;
 use parking_lot::Mutex;
 
 use super::kernels;
-use super::matmul::Matmul;
+use super::matmul::{Matmul, ProductSum};
 use crate::activation::Activation;
 use opara_plan::memory::WORKSPACE_LIMIT;
 
@@ -87,27 +91,10 @@ struct Descriptors {
 impl Descriptors {
     /// `bias` is the bias's device address. It matters only for running, not for the heuristic.
     fn new(of: &Matmul, bias: u64) -> Result<Self> {
-        use sys::cublasComputeType_t::{CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32};
-        use sys::cublasLtEpilogue_t::{
-            CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DEFAULT, CUBLASLT_EPILOGUE_RELU, CUBLASLT_EPILOGUE_RELU_BIAS,
+        let sums = match (of.dtype, of.precision) {
+            (DType::F32, ProductPrecision::Fastest) => CUBLAS_COMPUTE_32F_FAST_TF32,
+            _ => CUBLAS_COMPUTE_32F,
         };
-        use sys::cublasLtMatmulDescAttributes_t::{
-            CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA,
-        };
-        use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
-        let (elements, sums) = match of.dtype {
-            DType::F32 if of.precision == ProductPrecision::Fastest => (CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32),
-            DType::F32 => (CUDA_R_32F, CUBLAS_COMPUTE_32F),
-            DType::F16 => (CUDA_R_16F, CUBLAS_COMPUTE_32F),
-            DType::BF16 => (CUDA_R_16BF, CUBLAS_COMPUTE_32F),
-            dtype => bail!("cuBLASLt has no matmul of {dtype:?}"),
-        };
-        let layout = |rows: usize, columns: usize| -> Result<_> {
-            let layout = result::create_matrix_layout(elements, rows as u64, columns as u64, rows as i64);
-            Ok(Owned(layout.map_err(Error::wrap)?, result::destroy_matrix_layout))
-        };
-        let operation = result::create_matmul_desc(sums, CUDA_R_32F).map_err(Error::wrap)?;
-        let operation = Owned(operation, result::destroy_matmul_desc);
         let epilogue = match (of.bias, of.activation) {
             (false, Activation::None) => CUBLASLT_EPILOGUE_DEFAULT,
             (false, Activation::Relu) => CUBLASLT_EPILOGUE_RELU,
@@ -115,22 +102,57 @@ impl Descriptors {
             (true, Activation::Relu) => CUBLASLT_EPILOGUE_RELU_BIAS,
             (_, activation) => bail!("cuBLASLt cannot fuse {activation:?} into a matmul"),
         };
-        let transposed = cublasOperation_t::CUBLAS_OP_T;
-        // SAFETY: each value has the type that cuBLASLt declares for its attribute.
-        unsafe {
-            operation.set(CUBLASLT_MATMUL_DESC_TRANSA, &transposed)?;
-            operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            if of.bias {
-                operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
-            }
-        }
-        Ok(Self {
-            operation,
-            weight: layout(of.inner, of.columns)?,
-            x: layout(of.inner, of.rows)?,
-            y: layout(of.columns, of.rows)?,
-        })
+        let operation = operation(sums, epilogue, true, of.bias.then_some(bias))?;
+        let layout = |rows, columns| layout(of.dtype, rows, columns);
+        let (weight, x) = (layout(of.inner, of.columns)?, layout(of.inner, of.rows)?);
+        Ok(Self { operation, weight, x, y: layout(of.columns, of.rows)? })
     }
+
+    /// The same with a summand.
+    fn of_sum(of: &ProductSum, bias: u64) -> Result<Self> {
+        let epilogue = if of.has_bias { CUBLASLT_EPILOGUE_BIAS } else { CUBLASLT_EPILOGUE_DEFAULT };
+        let operation = operation(CUBLAS_COMPUTE_32F, epilogue, of.is_by_rows, of.has_bias.then_some(bias))?;
+        let layout = |rows, columns| layout(of.dtype, rows, columns);
+        let weight = if of.is_by_rows { layout(of.inner, of.columns)? } else { layout(of.columns, of.inner)? };
+        Ok(Self { operation, weight, x: layout(of.inner, of.rows)?, y: layout(of.columns, of.rows)? })
+    }
+}
+
+fn operation(
+    sums: sys::cublasComputeType_t,
+    epilogue: sys::cublasLtEpilogue_t,
+    is_turned: bool,
+    bias: Option<u64>,
+) -> Result<Owned<sys::cublasLtMatmulDesc_t>> {
+    use sys::cublasLtMatmulDescAttributes_t::{
+        CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA,
+    };
+    let operation = result::create_matmul_desc(sums, sys::cudaDataType_t::CUDA_R_32F).map_err(Error::wrap)?;
+    let operation = Owned(operation, result::destroy_matmul_desc);
+    // SAFETY: each value has the type that cuBLASLt declares for its attribute.
+    unsafe {
+        if is_turned {
+            operation.set(CUBLASLT_MATMUL_DESC_TRANSA, &cublasOperation_t::CUBLAS_OP_T)?;
+        }
+        operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+        if let Some(bias) = bias {
+            operation.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+    }
+    Ok(operation)
+}
+
+/// The layout of a dense matrix in column-major order.
+fn layout(dtype: DType, rows: usize, columns: usize) -> Result<Owned<sys::cublasLtMatrixLayout_t>> {
+    use sys::cudaDataType_t::{CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F};
+    let elements = match dtype {
+        DType::F32 => CUDA_R_32F,
+        DType::F16 => CUDA_R_16F,
+        DType::BF16 => CUDA_R_16BF,
+        dtype => bail!("cuBLASLt has no matmul of {dtype:?}"),
+    };
+    let layout = result::create_matrix_layout(elements, rows as u64, columns as u64, rows as i64);
+    Ok(Owned(layout.map_err(Error::wrap)?, result::destroy_matrix_layout))
 }
 
 impl Owned<sys::cublasLtMatmulDesc_t> {
@@ -160,9 +182,9 @@ const ALIGNMENT: u32 = 16;
 
 /// The schemes that may reduce the partial sums of a K-split. For 16-bit types only the one that reduces in the compute
 /// type: partial sums in the result type may overflow where the result does not.
-fn reductions(of: &Matmul) -> u32 {
+fn reductions(dtype: DType) -> u32 {
     use sys::cublasLtReductionScheme_t::{CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, CUBLASLT_REDUCTION_SCHEME_MASK};
-    let all = of.dtype == DType::F32;
+    let all = dtype == DType::F32;
     (if all { CUBLASLT_REDUCTION_SCHEME_MASK } else { CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE }) as u32
 }
 
@@ -173,9 +195,17 @@ pub(crate) fn is_aligned(address: u64) -> bool {
 
 /// The algorithms that cuBLASLt's heuristic proposes, best first: so many at most, and never more than eight.
 pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul, most: usize) -> Result<Vec<Algorithm>> {
+    proposed(device, &Descriptors::new(of, 0)?, of.dtype, most)
+}
+
+/// The same for a product that begins with a summand.
+pub(crate) fn algorithms_of_sum(device: &CudaDevice, of: &ProductSum, most: usize) -> Result<Vec<Algorithm>> {
+    proposed(device, &Descriptors::of_sum(of, 0)?, of.dtype, most)
+}
+
+fn proposed(device: &CudaDevice, of: &Descriptors, dtype: DType, most: usize) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MAX: usize = 8;
-    let descriptors = Descriptors::new(of, 0)?;
     let preference = result::create_matmul_pref().map_err(Error::wrap)?;
     let preference = Owned(preference, result::destroy_matmul_pref);
     let mut count = 0;
@@ -183,7 +213,7 @@ pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul, most: usize) -> Resul
     // are valid. All arguments are alive, and the array holds as many results as are requested.
     let found = unsafe {
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_LIMIT)?;
-        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(of))?;
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions(dtype))?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &ALIGNMENT)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &ALIGNMENT)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &ALIGNMENT)?;
@@ -191,11 +221,11 @@ pub(crate) fn algorithms(device: &CudaDevice, of: &Matmul, most: usize) -> Resul
         let mut found = [std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>(); MAX];
         let status = sys::cublasLtMatmulAlgoGetHeuristic(
             handle(device)?,
-            descriptors.operation.0,
-            descriptors.weight.0,
-            descriptors.x.0,
-            descriptors.y.0,
-            descriptors.y.0,
+            of.operation.0,
+            of.weight.0,
+            of.x.0,
+            of.y.0,
+            of.y.0,
             preference.0,
             most.min(MAX) as i32,
             found.as_mut_ptr(),
@@ -231,32 +261,78 @@ pub(crate) fn run<T: DeviceRepr>(
     if !fit || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
         bail!("operands have {held:?} elements of {} bytes, but need {needed:?} of {dtype:?}", size_of::<T>())
     }
-    let stream = device.cuda_stream();
     let [x, weight] = [x, weight].map(|operand| kernels::address(operand, device));
     let bias = bias.map_or(0, |bias| kernels::address(bias, device));
-    let y = y.device_ptr(&stream).0;
-    let descriptors = Descriptors::new(of, bias)?;
-    let bytes = chosen.workspace;
+    let y = y.device_ptr(&device.cuda_stream()).0;
+    // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which outlive the call.
+    unsafe { multiply(device, &Descriptors::new(of, bias)?, chosen, [weight, x], None, y) }
+}
+
+/// The operands of a product that begins with a summand.
+pub(crate) struct Sum<'a, T> {
+    pub x: &'a CudaView<'a, T>,
+    pub weight: &'a CudaView<'a, T>,
+    pub to: &'a CudaView<'a, T>,
+    pub bias: Option<&'a CudaView<'a, T>>,
+}
+
+/// The product with its summand and its bias, into `y`.
+///
+/// # Errors
+/// As of [`run`].
+pub(crate) fn run_sum<T: DeviceRepr>(
+    device: &CudaDevice,
+    of: &ProductSum,
+    chosen: &Algorithm,
+    Sum { x, weight, to, bias }: Sum<'_, T>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let ProductSum { dtype, rows, inner, columns, has_bias, .. } = *of;
+    let held = [x.len(), weight.len(), to.len(), bias.map_or(0, CudaView::len), y.len()];
+    let needed = [rows * inner, columns * inner, rows * columns, if has_bias { columns } else { 0 }, rows * columns];
+    let fit = size_of::<T>() == dtype.size_in_bytes() && has_bias == bias.is_some();
+    if !fit || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
+        bail!("operands have {held:?} elements of {} bytes, but need {needed:?} of {dtype:?}", size_of::<T>())
+    }
+    let [x, weight, to] = [x, weight, to].map(|operand| kernels::address(operand, device));
+    let bias = bias.map_or(0, |bias| kernels::address(bias, device));
+    let y = y.device_ptr(&device.cuda_stream()).0;
+    // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which outlive the call.
+    unsafe { multiply(device, &Descriptors::of_sum(of, bias)?, chosen, [weight, x], Some(to), y) }
+}
+
+/// # Safety
+/// At the addresses are matrices as the descriptors have them, until the call's work has ended, and a bias, if they have one. What is added
+/// is a matrix like the result.
+unsafe fn multiply(
+    device: &CudaDevice,
+    of: &Descriptors,
+    chosen: &Algorithm,
+    [weight, x]: [u64; 2],
+    to: Option<u64>,
+    y: u64,
+) -> Result<()> {
+    let (stream, bytes) = (device.cuda_stream(), chosen.workspace);
     // SAFETY: only cuBLASLt uses the workspace.
     let workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
     let scratch = workspace.as_ref().map_or(0, |workspace| workspace.device_ptr(&stream).0);
-    let (one, zero) = (1f32, 0f32);
-    // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which
-    // outlive the call. The workspace is as large as the algorithm needs, and is freed in stream order.
+    let (one, times) = (1f32, if to.is_some() { 1f32 } else { 0. });
+    // SAFETY: the operands are as the descriptors have them by the caller's promise. The workspace is as large as the algorithm needs, and
+    // is freed in stream order.
     unsafe {
         result::matmul(
             handle(device)?,
-            descriptors.operation.0,
+            of.operation.0,
             (&raw const one).cast(),
-            (&raw const zero).cast(),
+            (&raw const times).cast(),
             weight as *const c_void,
-            descriptors.weight.0,
+            of.weight.0,
             x as *const c_void,
-            descriptors.x.0,
-            y as *const c_void,
-            descriptors.y.0,
+            of.x.0,
+            to.unwrap_or(y) as *const c_void,
+            of.y.0,
             y as *mut c_void,
-            descriptors.y.0,
+            of.y.0,
             &chosen.algorithm,
             scratch as *mut c_void,
             bytes,

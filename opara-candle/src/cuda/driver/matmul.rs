@@ -33,3 +33,20 @@ impl Matmul {
         self.rows.div_ceil(TILE).saturating_mul(self.columns.div_ceil(TILE)) >= MANY
     }
 }
+
+/// `x * weight + bias + to` of contiguous row-major matrices, in one call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct ProductSum {
+    /// Dtype of all operands: f16 or bf16.
+    pub dtype: DType,
+    /// Rows of `x`, `to` and the result.
+    pub rows: usize,
+    /// Columns of `x`.
+    pub inner: usize,
+    /// Columns of `to` and of the result.
+    pub columns: usize,
+    /// Is the weight `(columns, inner)`, and not `(inner, columns)`?
+    pub is_by_rows: bool,
+    /// Is a bias added to each row?
+    pub has_bias: bool,
+}

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use candle::{CudaStorage, DType, Device, Storage, Tensor};
+use candle::{CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
 use opara_interpose::without_events;
 
 use super::allocation::{allocation_at, Allocation};
-use super::{check, Stream};
+use super::{check, Stream, WatchedMemory};
+use crate::gradient::made;
 use crate::{Error, Result};
 
 /// The device address of a tensor's first element.
@@ -83,6 +84,95 @@ pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elem
         sys::cuMemcpyDtoDAsync_v2(address_of(&copy)?, address, bytes as usize, stream.raw())
     })?;
     Ok(copy)
+}
+
+/// A tensor over memory that somebody else owns, as one row. Nothing is freed with it.
+pub(crate) struct Lent {
+    tensor: Tensor,
+    watch: WatchedMemory,
+}
+
+impl Lent {
+    /// The elements at an address.
+    ///
+    /// # Errors
+    /// Fewer bytes at the address on the device, or a dtype that is not supported.
+    pub fn new(device: &CudaDevice, address: u64, dtype: DType, elements: usize) -> Result<Self> {
+        let bytes = (elements * dtype.size_in_bytes()) as u64;
+        let watch = WatchedMemory::new();
+        let is_inside = |found: &Allocation| address + bytes <= found.start + found.bytes;
+        let Some(found) = allocation_at(address).filter(is_inside) else { return Err(Error::MemoryFreed) };
+        watch.limit_to(&[found.start]);
+        macro_rules! slice {
+            ($of:ty) => {{
+                // SAFETY: the driver says that the allocation around the address holds as many bytes. All bits are numbers of these types.
+                // `Drop` gives the slice back without freeing it.
+                let slice = unsafe { device.cuda_stream().upgrade_device_ptr::<$of>(address, elements) };
+                CudaStorage::wrap_cuda_slice(slice, device.clone())
+            }};
+        }
+        let storage = match dtype {
+            DType::U8 => slice!(u8),
+            DType::U32 => slice!(u32),
+            DType::I64 => slice!(i64),
+            DType::BF16 => slice!(half::bf16),
+            DType::F16 => slice!(half::f16),
+            DType::F32 => slice!(f32),
+            DType::F64 => slice!(f64),
+            _ => return Err(Error::NotCapturable { reason: format!("tensors of dtype {dtype:?} are not supported") }),
+        };
+        Ok(Self { tensor: made(Storage::Cuda(storage), elements)?, watch })
+    }
+
+    /// The tensor. A clone of it must not outlive this.
+    ///
+    /// # Errors
+    /// [`Error::MemoryFreed`] once the memory was freed.
+    pub fn tensor(&self) -> Result<&Tensor> {
+        match self.watch.is_freed() {
+            true => Err(Error::MemoryFreed),
+            false => Ok(&self.tensor),
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // Without room for a byte the tensor stays, since its end would free what is not its own.
+        if let Err(error) = self.tensor.inplace_op1(&GiveBack) {
+            tracing::warn!("memory that a trainer reads is kept: {error}");
+            std::mem::forget(self.tensor.clone());
+        }
+    }
+}
+
+/// Takes memory out of a tensor, and leaves a byte.
+struct GiveBack;
+
+impl InplaceOp1 for GiveBack {
+    fn name(&self) -> &'static str {
+        "give-back"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> candle::Result<()> {
+        candle::bail!("memory of the host is not lent")
+    }
+
+    fn cuda_fwd(&self, storage: &mut CudaStorage, _: &Layout) -> candle::Result<()> {
+        use candle::cuda_backend::CudaStorageSlice as S;
+        let byte = S::U8(storage.device.alloc_zeros::<u8>(1)?);
+        match std::mem::replace(&mut storage.slice, byte) {
+            S::U8(slice) => drop(slice.leak()),
+            S::U32(slice) => drop(slice.leak()),
+            S::I64(slice) => drop(slice.leak()),
+            S::BF16(slice) => drop(slice.leak()),
+            S::F16(slice) => drop(slice.leak()),
+            S::F32(slice) => drop(slice.leak()),
+            S::F64(slice) => drop(slice.leak()),
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// A block of device memory.

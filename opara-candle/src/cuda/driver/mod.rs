@@ -46,7 +46,7 @@ pub(crate) use download::Download;
 pub(super) use graph::{Executable, GraphBuilder, Pointer};
 pub(crate) use handover::Handover;
 pub(super) use kernel::KernelNode;
-pub(crate) use memory::address_of;
+pub(crate) use memory::{address_of, Lent};
 pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
 pub(super) use opaque::opaque_launch;
 pub(crate) use opaque::{launch_opaque, opaque_difference, opaque_name, HeldLaunch};

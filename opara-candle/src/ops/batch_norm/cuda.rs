@@ -4,13 +4,13 @@ use candle::cuda_backend::CudaDType;
 use candle::{bail, DType, Result, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 
-use super::launch::{self, of_vectors};
+use super::launch::{self, of_shares, of_vectors};
 use crate::activation::Activation;
 use crate::cuda::driver::kernels::{ptx, wide, written};
 use crate::cuda::operator::rows::Rows;
 use crate::cuda::operator::{begin_wide, rows_of, takes, tensor_of, with_elements};
 use crate::ops::column_sums::cuda::totals;
-use crate::ops::column_sums::launch::{of_columns, Shares};
+use crate::ops::column_sums::launch::of_columns;
 
 /// Means and variances of the columns, `(2, columns)`. `None` if the kernels do not support the operand.
 pub(super) fn moments(x: &Tensor) -> Result<Option<Tensor>> {
@@ -20,16 +20,17 @@ pub(super) fn moments(x: &Tensor) -> Result<Option<Tensor>> {
 
 fn moments_of<T: CudaDType + WithDType + DeviceRepr>(x: &Tensor, of: Rows) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (rows, columns, shares) = (of.rows(), of.columns(), Shares::of(of.rows()));
+    let (rows, columns) = (of.rows(), of.columns());
+    let (shares, config, kind) = of_shares(rows, columns, vectors_of(x, &[], columns)?.0);
     let moments = with_elements::<T, _, 1>([Some(x)], |[x]| {
         let Some(x) = &x else { bail!("moments without an operand") };
         written::<f32>(device, 2 * shares.count * columns, |moments| {
             let moments = moments.as_view_mut();
             launch::BatchMoments { rows, columns, share: shares.rows, shares: shares.count, x, moments }.launch(
                 device,
-                T::DTYPE.as_str(),
+                &format!("{kind}{}", T::DTYPE.as_str()),
                 ptx::BATCH_NORM,
-                shares.config(columns),
+                config,
             )
         })
     })?;
@@ -134,8 +135,9 @@ fn gradients_of<T: CudaDType + WithDType + DeviceRepr>(
     of: Rows,
 ) -> Result<[Tensor; 3]> {
     let device = x.device().as_cuda_device()?;
-    let (rows, columns, shares) = (of.rows(), of.columns(), Shares::of(of.rows()));
+    let (rows, columns) = (of.rows(), of.columns());
     let (by, variant) = vectors_of(x, &[gradient], columns)?;
+    let (shares, config, kind) = of_shares(rows, columns, by);
     let [scale, shift] = [0, 1].map(|at| vectors.map(|vectors| vectors[at]));
     let operands = [Some(x), Some(gradient), scale, shift];
     let (of_x, sums) = with_elements::<T, _, 4>(operands, |[x, gradient, scale, shift]| {
@@ -160,7 +162,7 @@ fn gradients_of<T: CudaDType + WithDType + DeviceRepr>(
                     shift,
                     sums: sums.as_view_mut(),
                 }
-                .launch(device, T::DTYPE.as_str(), ptx::BATCH_NORM, shares.config(columns))
+                .launch(device, &format!("{kind}{}", T::DTYPE.as_str()), ptx::BATCH_NORM, config)
             })?;
             let sums = totals::<f32>(device, &sums.as_view(), 2, shares.count, columns)?;
             let of_x = written::<T>(device, rows * columns, |y| {
@@ -232,6 +234,30 @@ mod tests {
                             "{rows} x {columns}, {activation:?}: {error:.1e} of {size}"
                         );
                     }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Also where the mean is far from zero, and where all rows are one. Needs a GPU; skips without one.
+    #[test]
+    fn moments_agree_with_f64() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        for (rows, columns) in [(7, 5), (1, 64), (300, 64), (1000, 24), (65, 2056), (40_000, 16)] {
+            for (dtype, by, plus) in
+                [(DType::F32, 1., 0.), (DType::F32, 1., 300.), (DType::BF16, 1., 0.), (DType::F16, 0., 3.)]
+            {
+                let x = numbers(1, (rows, columns), DType::F64)?.affine(by, plus)?.to_dtype(dtype)?;
+                let wide = x.to_dtype(DType::F64)?;
+                let mean = wide.mean(0)?;
+                let variance = wide.broadcast_sub(&mean)?.sqr()?.mean(0)?;
+                let Some(got) = moments(&x.to_device(&device)?)? else { bail!("no kernel") };
+                let got = got.to_device(&Device::Cpu)?.to_dtype(DType::F64)?;
+                for (at, expected) in [mean, variance].into_iter().enumerate() {
+                    let error = (got.get(at)? - &expected)?.abs()?.max(0)?.to_scalar::<f64>()?;
+                    let size = expected.abs()?.max(0)?.to_scalar::<f64>()?;
+                    assert!(error <= 2e-5 * size, "{at} of {rows} x {columns} {dtype:?}: off by {error:e} of {size:e}");
                 }
             }
         }

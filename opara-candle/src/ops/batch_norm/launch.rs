@@ -3,12 +3,13 @@
 use cudarc::driver::LaunchConfig;
 
 use crate::cuda::driver::kernels::kernels;
+use crate::ops::column_sums::launch::Shares;
 
 kernels! {
     /// Moments of the columns, for each share of the rows.
     BatchMoments<T> = "opara_reduction_batch_moments_" for [f16 bf16 f32] {
         rows: usize, columns: u32, share: u32, shares: grid [1],
-        x: in T [rows * columns],
+        x: vector in T [rows * columns],
         moments: out f32 [2 * shares * columns],
     }
 
@@ -46,8 +47,8 @@ kernels! {
     /// Sums of a gradient before the activation, and of its products with the normalised rows, for each share of the rows.
     BatchGradient<T> = "opara_reduction_batch_gradient_" for [f16 bf16 f32] {
         rows: usize, columns: u32, share: u32, eps: f32, activation: i32, shares: grid [1],
-        x: in T [rows * columns],
-        gradient: in T [rows * columns],
+        x: vector in T [rows * columns],
+        gradient: vector in T [rows * columns],
         mean: in f32 [columns],
         variance: in f32 [columns],
         scale: opt T [columns],
@@ -70,4 +71,16 @@ pub(super) fn of_vectors(rows: usize, vectors: usize) -> LaunchConfig {
         block_dim: (across as u32, down as u32, 1),
         shared_mem_bytes: 0,
     }
+}
+
+/// Shares of the rows, the launch that sums over them, and the beginning of the variant's name. Threads may have `by` columns each.
+pub(super) fn of_shares(rows: usize, columns: usize, by: usize) -> (Shares, LaunchConfig, &'static str) {
+    /// Of fewer elements blocks with more threads are faster (H200).
+    const MANY: usize = 1 << 20;
+    if by > 1 && rows * columns >= MANY {
+        let (shares, config) = Shares::of_both(rows, columns / by);
+        return (shares, config, "wide_");
+    }
+    let shares = Shares::of(rows);
+    (shares, shares.config(columns), "")
 }

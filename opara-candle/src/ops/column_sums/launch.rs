@@ -66,6 +66,25 @@ impl Shares {
         }
     }
 
+    /// For blocks that sum two numbers of each column, with the launch: threads have vectors of columns, of which a row has some, and
+    /// blocks as many rows at a time as then fit.
+    pub fn of_both(rows: usize, vectors: usize) -> (Self, LaunchConfig) {
+        /// Threads of a block, the rows that one has at least, and blocks that fill a GPU.
+        const THREADS: usize = 256;
+        const ROWS: usize = 4;
+        const BLOCKS: usize = 512;
+        let across = vectors.clamp(1, SIDE);
+        let (down, blocks) = (THREADS / across, vectors.div_ceil(across).max(1));
+        let share = rows.div_ceil((BLOCKS / blocks).clamp(1, 256)).max(ROWS * down);
+        let shares = Self { rows: share, count: rows.div_ceil(share) };
+        let config = LaunchConfig {
+            grid_dim: (blocks as u32, shares.count as u32, 1),
+            block_dim: (across as u32, down as u32, 1),
+            shared_mem_bytes: 0,
+        };
+        (shares, config)
+    }
+
     pub fn config(self, columns: usize) -> LaunchConfig {
         of_columns(columns, self.count, 1)
     }

@@ -6,10 +6,16 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(any(feature = "cuda", test))]
+mod sum;
+#[cfg(feature = "cuda")]
+mod sum_cuda;
 
 use candle::{bail, Result, Tensor, D};
 
 pub(crate) use self::backward::linear_backward;
+#[cfg(any(feature = "cuda", test))]
+pub(crate) use self::sum::product_sum;
 use super::activation::bias_act;
 use super::differentiable::{differentiable, is_tracked};
 use super::{has_own_kernels, own_or, runs_own, Activation, ProductPrecision};

@@ -14,7 +14,8 @@ pub(crate) struct LayerNormGradients {
     pub shift: Tensor,
 }
 
-/// The gradients of [`layer_norm`](super::layer_norm)'s operands by that of its result. Sums are in f32; their order is fixed.
+/// The gradients of [`layer_norm`](super::layer_norm)'s operands by that of its result. `beside`, if given, is added to that of `x`. Sums are
+/// in f32; their order is fixed.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
@@ -22,10 +23,11 @@ pub(crate) fn layer_norm_backward(
     x: &Tensor,
     scale: &Tensor,
     gradient: &Tensor,
+    beside: Option<&Tensor>,
     eps: f32,
 ) -> Result<LayerNormGradients> {
     let columns = x.dim(D::Minus1)?;
-    let own = || gpu!(gradient_cuda::gradients(x, scale, gradient, eps, true));
+    let own = || gpu!(gradient_cuda::gradients(x, scale, gradient, beside, eps, true));
     if let Some((x, vectors)) = own_on::<(Tensor, Tensor)>(x, || Ok(None), own)? {
         return Ok(LayerNormGradients {
             x,
@@ -33,7 +35,7 @@ pub(crate) fn layer_norm_backward(
             shift: vectors.narrow(0, columns, columns)?,
         });
     }
-    let (dx, of_scale) = composed(x, scale, gradient, eps, true)?;
+    let (dx, of_scale) = composed(x, scale, gradient, beside, eps, true)?;
     Ok(LayerNormGradients { x: dx, scale: of_scale, shift: column_sums(gradient)? })
 }
 
@@ -41,13 +43,26 @@ pub(crate) fn layer_norm_backward(
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
-pub(crate) fn rms_norm_backward(x: &Tensor, scale: &Tensor, gradient: &Tensor, eps: f32) -> Result<(Tensor, Tensor)> {
-    let own = || gpu!(gradient_cuda::gradients(x, scale, gradient, eps, false));
-    own_on(x, || Ok(None), own)?.map_or_else(|| composed(x, scale, gradient, eps, false), Ok)
+pub(crate) fn rms_norm_backward(
+    x: &Tensor,
+    scale: &Tensor,
+    gradient: &Tensor,
+    beside: Option<&Tensor>,
+    eps: f32,
+) -> Result<(Tensor, Tensor)> {
+    let own = || gpu!(gradient_cuda::gradients(x, scale, gradient, beside, eps, false));
+    own_on(x, || Ok(None), own)?.map_or_else(|| composed(x, scale, gradient, beside, eps, false), Ok)
 }
 
 /// The same by candle's operators.
-fn composed(x: &Tensor, scale: &Tensor, gradient: &Tensor, eps: f32, is_centred: bool) -> Result<(Tensor, Tensor)> {
+fn composed(
+    x: &Tensor,
+    scale: &Tensor,
+    gradient: &Tensor,
+    beside: Option<&Tensor>,
+    eps: f32,
+    is_centred: bool,
+) -> Result<(Tensor, Tensor)> {
     let dtype = x.dtype();
     if gradient.shape() != x.shape() {
         bail!("a gradient of {:?} of a norm of {:?}", gradient.shape(), x.shape())
@@ -64,5 +79,7 @@ fn composed(x: &Tensor, scale: &Tensor, gradient: &Tensor, eps: f32, is_centred:
     let gradient = gradient.broadcast_mul(&scale)?;
     let product = normed.broadcast_mul(&mean(&(&gradient * &normed)?)?)?;
     let centred = if is_centred { gradient.broadcast_sub(&mean(&gradient)?)? } else { gradient };
-    Ok(((centred - product)?.broadcast_mul(&factor)?.to_dtype(dtype)?, of_scale))
+    let of_x = (centred - product)?.broadcast_mul(&factor)?;
+    let of_x = beside.map_or(Ok(of_x.clone()), |beside| of_x + in_sums(beside)?)?;
+    Ok((of_x.to_dtype(dtype)?, of_scale))
 }

@@ -1,61 +1,121 @@
-//! Gradients of norms on a GPU, in two launches.
+//! Gradients of norms on a GPU: of rows by a warp each, and of columns beside that; or of both by blocks.
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor, WithDType};
-use cudarc::driver::{DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaView, DeviceRepr, LaunchConfig};
 
-use super::gradient_launch::{self as launch, launch_of};
+use super::gradient_launch::{self as launch, of_blocks, of_warps};
 use crate::cuda::driver::kernels::{ptx, wide, written};
 use crate::cuda::operator::rows::Rows;
-use crate::cuda::operator::{rows_of, tensor_of, with_elements};
+use crate::cuda::operator::{begin_wide, rows_of, tensor_of, with_elements};
 use crate::ops::column_sums::cuda::totals;
+use crate::ops::column_sums::launch::Shares;
 
-/// The gradients of `x`, and of scale and shift one behind the other; an RMS norm has no shift. `None` if the kernel does not support the
-/// operands.
+/// The gradients of `x`, plus `beside`, and of scale and shift one behind the other; an RMS norm has no shift. `None` if the kernels do not
+/// support the operands.
 pub(super) fn gradients(
     x: &Tensor,
     scale: &Tensor,
     gradient: &Tensor,
+    beside: Option<&Tensor>,
     eps: f32,
     is_centred: bool,
 ) -> Result<Option<(Tensor, Tensor)>> {
     let Some(of) = rows_of(x, &[Some(scale)]).filter(|_| x.elem_count() > 0) else { return Ok(None) };
-    let Some((held, config)) = launch_of(of, wide(x.dtype())) else { return Ok(None) };
-    if gradient.shape() != x.shape() || gradient.dtype() != x.dtype() {
+    if [Some(gradient), beside].into_iter().flatten().any(|of| of.shape() != x.shape() || of.dtype() != x.dtype()) {
         return Ok(None);
     }
-    let call = NormGradient { of, held, config, eps, is_centred };
-    for_kernel_float!(x.dtype(), run(&call, [&x.contiguous()?, &scale.contiguous()?, &gradient.contiguous()?]))
-        .transpose()
+    let beside = beside.map(Tensor::contiguous).transpose()?;
+    let (x, scale, gradient) = (x.contiguous()?, scale.contiguous()?, gradient.contiguous()?);
+    let operands = [Some(&x), Some(&scale), Some(&gradient), beside.as_ref()];
+    let call = NormGradient { of, eps, is_centred };
+    match (begin_wide(operands.into_iter().flatten())?, of_warps(of, wide(x.dtype())), of_blocks(of, wide(x.dtype()))) {
+        (true, Some(launch), _) => for_kernel_float!(x.dtype(), by_warps(&call, launch, operands)).transpose(),
+        (_, _, Some(launch)) => for_kernel_float!(x.dtype(), by_blocks(&call, launch, operands)).transpose(),
+        _ => Ok(None),
+    }
 }
 
 struct NormGradient {
     of: Rows,
-    held: usize,
-    config: LaunchConfig,
     eps: f32,
     is_centred: bool,
 }
 
-fn run<T: CudaDType + WithDType + DeviceRepr>(call: &NormGradient, operands: [&Tensor; 3]) -> Result<(Tensor, Tensor)> {
-    let &NormGradient { of, held, config, eps, is_centred } = call;
-    let device = operands[0].device().as_cuda_device()?;
-    let (rows, columns, blocks) = (of.rows(), of.columns(), config.grid_dim.0 as usize);
-    let (sets, variant) = (1 + usize::from(is_centred), format!("{held}_{}", T::DTYPE.as_str()));
-    let sums = written::<f32>(device, sets * blocks * columns, |_| Ok(()))?;
-    let y =
-        with_elements::<T, _, 3>(operands.map(Some), |operands| {
-            let [Some(x), Some(scale), Some(gradient)] = &operands else { bail!("a norm without an operand") };
+/// `x`, scale, gradient, and what is added.
+struct Views<'a, T> {
+    x: &'a CudaView<'a, T>,
+    scale: &'a CudaView<'a, T>,
+    gradient: &'a CudaView<'a, T>,
+    beside: Option<&'a CudaView<'a, T>>,
+}
+
+fn with_views<T: CudaDType, R>(operands: [Option<&Tensor>; 4], f: impl FnOnce(Views<'_, T>) -> Result<R>) -> Result<R> {
+    with_elements::<T, _, 4>(operands, |operands| {
+        let [Some(x), Some(scale), Some(gradient), beside] = &operands else { bail!("a norm without an operand") };
+        f(Views { x, scale, gradient, beside: beside.as_ref() })
+    })
+}
+
+fn by_warps<T: CudaDType + WithDType + DeviceRepr>(
+    &NormGradient { of, eps, is_centred }: &NormGradient,
+    (held, config): (usize, LaunchConfig),
+    operands: [Option<&Tensor>; 4],
+) -> Result<(Tensor, Tensor)> {
+    let Some(like) = operands[0] else { bail!("a norm without an operand") };
+    let device = like.device().as_cuda_device()?;
+    let (rows, columns, dtype) = (of.rows(), of.columns(), T::DTYPE.as_str());
+    let variant = format!("{held}_{dtype}");
+    let (shares, of_columns) = Shares::of_both(rows, columns / wide(T::DTYPE));
+    let (share, sets) = (shares.rows, 1 + usize::from(is_centred));
+    with_views::<T, _>(operands, |Views { x, scale, gradient, beside }| {
+        let moments = written::<f32>(device, 2 * rows, |_| Ok(()))?;
+        let moments = &moments.as_view();
+        let y =
             written::<T>(device, of.elements(), |y| {
-                let (sums, y) = (&sums.as_view(), y.as_view_mut());
+                let y = y.as_view_mut();
                 match is_centred {
-                    true => launch::LayerNormGradient { rows, columns, eps, blocks, x, scale, gradient, sums, y }
+                    true => launch::LayerRowsGradient { rows, columns, eps, x, scale, gradient, beside, moments, y }
                         .launch(device, &variant, ptx::NORM_GRADIENT, config),
-                    false => launch::RmsNormGradient { rows, columns, eps, blocks, x, scale, gradient, sums, y }
+                    false => launch::RmsRowsGradient { rows, columns, eps, x, scale, gradient, beside, moments, y }
                         .launch(device, &variant, ptx::NORM_GRADIENT, config),
                 }
-            })
+            })?;
+        let sums = written::<f32>(device, sets * shares.count * columns, |sums| {
+            let (shares, sums) = (shares.count, sums.as_view_mut());
+            match is_centred {
+                true => launch::LayerColumnsGradient { rows, columns, share, shares, x, gradient, moments, sums }
+                    .launch(device, dtype, ptx::NORM_GRADIENT, of_columns),
+                false => launch::RmsColumnsGradient { rows, columns, share, shares, x, gradient, moments, sums }
+                    .launch(device, dtype, ptx::NORM_GRADIENT, of_columns),
+            }
         })?;
-    let of_vectors = totals::<T>(device, &sums.as_view(), sets, blocks, columns)?;
-    Ok((tensor_of(y, device, operands[0].shape())?, tensor_of(of_vectors, device, sets * columns)?))
+        let of_vectors = totals::<T>(device, &sums.as_view(), sets, shares.count, columns)?;
+        Ok((tensor_of(y, device, like.shape())?, tensor_of(of_vectors, device, sets * columns)?))
+    })
+}
+
+fn by_blocks<T: CudaDType + WithDType + DeviceRepr>(
+    &NormGradient { of, eps, is_centred }: &NormGradient,
+    (held, config): (usize, LaunchConfig),
+    operands: [Option<&Tensor>; 4],
+) -> Result<(Tensor, Tensor)> {
+    let Some(like) = operands[0] else { bail!("a norm without an operand") };
+    let device = like.device().as_cuda_device()?;
+    let (rows, columns, blocks) = (of.rows(), of.columns(), config.grid_dim.0 as usize);
+    let (sets, variant) = (1 + usize::from(is_centred), format!("{held}_{}", T::DTYPE.as_str()));
+    with_views::<T, _>(operands, |Views { x, scale, gradient, beside }| {
+        let sums = written::<f32>(device, sets * blocks * columns, |_| Ok(()))?;
+        let y = written::<T>(device, of.elements(), |y| {
+            let (sums, y) = (&sums.as_view(), y.as_view_mut());
+            match is_centred {
+                true => launch::LayerNormGradient { rows, columns, eps, blocks, x, scale, gradient, beside, sums, y }
+                    .launch(device, &variant, ptx::NORM_GRADIENT, config),
+                false => launch::RmsNormGradient { rows, columns, eps, blocks, x, scale, gradient, beside, sums, y }
+                    .launch(device, &variant, ptx::NORM_GRADIENT, config),
+            }
+        })?;
+        let of_vectors = totals::<T>(device, &sums.as_view(), sets, blocks, columns)?;
+        Ok((tensor_of(y, device, like.shape())?, tensor_of(of_vectors, device, sets * columns)?))
+    })
 }

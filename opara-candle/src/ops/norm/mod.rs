@@ -47,7 +47,7 @@ pub fn layer_norm(x: &Tensor, scale: &Tensor, shift: &Tensor, eps: f32) -> Resul
         };
         differentiable("layer_norm", t, forward, move |passed| {
             let [x, scale, _] = passed.operands else { bail!("a layer norm without scale or shift") };
-            let of = layer_norm_backward(x, scale, passed.gradient, eps)?;
+            let of = layer_norm_backward(x, scale, passed.gradient, None, eps)?;
             Ok(vec![Some(of.x), Some(of.scale), Some(of.shift)])
         })
     })
@@ -76,7 +76,7 @@ pub fn add_layer_norm(
     let backward = move |passed: &Passed| {
         let [x, residual, scale, _, bias @ ..] = passed.operands else { bail!("a layer norm without scale or shift") };
         let sum = sum_of(x, bias.first(), residual)?;
-        let of = layer_norm_backward(&sum, scale, passed.gradient, eps)?;
+        let of = layer_norm_backward(&sum, scale, passed.gradient, None, eps)?;
         let of_bias = if passed.needs(4) { Some(column_sums(&of.x)?) } else { None };
         Ok(vec![Some(of.x.clone()), Some(of.x), Some(of.scale), Some(of.shift), of_bias])
     };
@@ -105,7 +105,7 @@ pub fn rms_norm(x: &Tensor, scale: &Tensor, eps: f32) -> Result<Tensor> {
         };
         differentiable("rms_norm", t, forward, move |passed| {
             let [x, scale] = passed.operands else { bail!("an RMS norm without scale") };
-            let (x, scale) = rms_norm_backward(x, scale, passed.gradient, eps)?;
+            let (x, scale) = rms_norm_backward(x, scale, passed.gradient, None, eps)?;
             Ok(vec![Some(x), Some(scale)])
         })
     })

@@ -26,7 +26,7 @@ fn density(x: &Tensor) -> Result<Tensor> {
 pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
     let elements = step.elements()?;
     if matches!(name, "relu" | "silu" | "gelu" | "gelu_erf") {
-        let gradient = activation_gradient(&elements.operands[0], &elements.gradient, activation_of(name)?)?;
+        let gradient = activation_gradient(&elements.operand(0)?, &elements.gradient, activation_of(name)?)?;
         return step.give_of(&elements, 0, gradient);
     }
     let (operands, g) = elements.in_sums()?;
@@ -69,10 +69,8 @@ pub(super) fn binary(step: &mut Step, name: &str) -> Result<()> {
     let elements = step.elements()?;
     let (operands, g) = elements.in_sums()?;
     let [a, b] = &operands[..] else { bail!("{name} has two operands") };
-    let chosen = |of: &Tensor, other: &Tensor, y: &Tensor| {
-        let [is, is_other] = [y.eq(of)?.to_dtype(g.dtype())?, y.eq(other)?.to_dtype(g.dtype())?];
-        (&g * is)? / (is_other + 1.)?
-    };
+    // The larger one has the gradient, and half of it at ties. Without comparisons, this is one launch with what is around it.
+    let of_larger = |a: &Tensor, b: &Tensor| &g * (a - b)?.sign()?.affine(0.5, 0.5)?;
     for (at, other) in [(0, b), (1, a)] {
         if !step.needs(at) {
             continue;
@@ -81,7 +79,8 @@ pub(super) fn binary(step: &mut Step, name: &str) -> Result<()> {
             ("mul", _) => (&g * other)?,
             ("div", 0) => (&g / b)?,
             ("div", _) => ((&g * step.result_of(&elements)?)? / b)?.neg()?,
-            ("min" | "max", _) => chosen(&operands[at], other, &step.result_of(&elements)?)?,
+            ("max", _) => of_larger(&operands[at], other)?,
+            ("min", _) => of_larger(other, &operands[at])?,
             _ => bail!("{name} has no derivative"),
         };
         step.give_of(&elements, at, gradient)?;
@@ -120,10 +119,10 @@ pub(super) fn elu(step: &mut Step, factor: f64) -> Result<()> {
 /// Of two operands of which integers, the first operand, choose. Of a filled one the second is none.
 pub(super) fn chosen(step: &mut Step) -> Result<()> {
     let elements = step.elements()?;
-    let condition = elements.operands[0].contiguous()?;
+    let condition = elements.operand(0)?.contiguous()?;
     let g = elements.gradient.contiguous()?;
     let nothing = g.zeros_like()?;
-    let last = elements.operands.len() - 1;
+    let last = elements.count() - 1;
     if last == 2 && step.needs(1) {
         step.give_of(&elements, 1, condition.where_cond(&g, &nothing)?)?;
     }

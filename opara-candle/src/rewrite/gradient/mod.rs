@@ -143,11 +143,7 @@ pub(crate) fn differentiate(
         if let Some(sum) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
             let gradient = sum.total(node.len)?;
             let Some(derivative) = derivative(&node.compute) else { bail!("{:?} has no derivative", node.compute) };
-            let mut step = Step::new(&mut of, (at, node), gradient, paths.needs(at));
-            derivative(&mut step)?;
-            for (view, gradient) in step.given {
-                sums.entry(view.value).or_default().add(view.clone(), gradient, graph.len(view.value))?;
-            }
+            derivative(&mut Step::new(&mut of, &mut sums, (at, node), gradient, paths.needs(at)))?;
         }
         of.forget(Value::Node(at));
     }

@@ -3,9 +3,13 @@
 use candle::{bail, DType, Module, Result, Tensor};
 
 use super::super::elementwise::activation_of;
+use super::super::strided::shaped;
 use super::step::Step;
 use crate::activation::Activation;
-use crate::ops::{activation_derivative, column_sums, in_sums, linear_in, small_gradients, SmallGradients};
+use crate::ops::{
+    activation_derivative, column_sums, in_sums, linear_in, product_sum as product_sum_of, small_gradients,
+    SmallGradients,
+};
 
 /// candle takes transposed matrices, but not all views.
 pub(super) fn multiply(a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -71,9 +75,29 @@ pub(super) fn linear(step: &mut Step) -> Result<()> {
     if small(step, Activation::None)? {
         return Ok(());
     }
-    let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
-    let (rows, columns) = (x.dim(0)?, weight.dim(0)?);
+    let rows = step.node.operands[0].dims[0].len as usize;
+    let columns = step.node.operands[1].dims[0].len as usize;
     let g = step.typed_gradient(&[rows, columns])?;
+    of_product(step, &g)?;
+    of_bias(step, &g, step.node.operands.len())
+}
+
+/// The same with a summand.
+pub(super) fn product_sum(step: &mut Step) -> Result<()> {
+    let summand = step.node.operands.len() - 1;
+    if step.needs(summand) {
+        step.give(summand, step.whole_gradient())?;
+    }
+    let rows = step.node.operands[0].dims[0].len as usize;
+    let columns = step.node.operands[1].dims[0].len as usize;
+    let g = step.typed_gradient(&[rows, columns])?;
+    of_product(step, &g)?;
+    of_bias(step, &g, summand)
+}
+
+/// The gradients of rows and weight, by that of their product.
+fn of_product(step: &mut Step, g: &Tensor) -> Result<()> {
+    let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
     // Products of f32 are faster as sums of several, for which operands are copied.
     let precision = step.node.precision;
     let is_split = step.is_typed() && x.dtype() == DType::F32;
@@ -82,12 +106,35 @@ pub(super) fn linear(step: &mut Step) -> Result<()> {
         false => multiply(a, b),
     };
     if step.needs(0) {
-        step.give(0, product(&g, &weight)?)?;
+        // The gradient that others gave is where the product begins; but small products run beside each other instead.
+        let taken = if is_split { None } else { step.take(0, fills_gpu(&x)?) };
+        let of_x = match taken {
+            Some(taken) => {
+                let taken = shaped(&taken, x.dims())?.contiguous()?;
+                product_sum_of(&g.contiguous()?, (&weight.contiguous()?, false), None, &taken)?
+            }
+            None => product(g, &weight)?,
+        };
+        step.give_product(0, of_x)?;
     }
     if step.needs(1) {
         step.give(1, product(&g.t()?, &x)?)?;
     }
-    if step.node.operands.len() > 2 && step.needs(2) {
+    Ok(())
+}
+
+/// Whether a product like this, `(rows, columns)`, has two tiles for each multiprocessor of an H100. Bits depend on it, so that it is the same
+/// on each GPU.
+fn fills_gpu(like: &Tensor) -> Result<bool> {
+    const TILE: usize = 128;
+    const MANY: usize = 2 * 132;
+    let (rows, columns) = like.dims2()?;
+    Ok(rows.div_ceil(TILE) * columns.div_ceil(TILE) >= MANY)
+}
+
+/// The gradient of a bias, which is the last operand before `end`, if it is not the weight.
+fn of_bias(step: &mut Step, g: &Tensor, end: usize) -> Result<()> {
+    if end > 2 && step.needs(2) {
         step.give(2, column_sums(&g.contiguous()?)?)?;
     }
     Ok(())

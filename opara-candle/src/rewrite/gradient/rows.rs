@@ -92,11 +92,14 @@ pub(super) fn norm(step: &mut Step, of: &Norm) -> Result<()> {
     let g = step.typed_gradient(x.dims())?.contiguous()?;
     let are_alike = g.dtype() == x.dtype() && weight.dtype() == x.dtype();
     let [x, weight, g] = if are_alike { [x, weight, g] } else { [in_sums(&x)?, in_sums(&weight)?, in_sums(&g)?] };
+    // The gradient of what goes around the norm is added in the same launch.
+    let taken = if summands == 1 && step.needs(0) { step.take(0, true) } else { None };
+    let beside = taken.map(|taken| shaped(&taken.to_dtype(x.dtype())?, x.dims())?.contiguous()).transpose()?;
     let (of_x, of_vectors) = if is_rms {
-        let (of_x, scale) = rms_norm_backward(&x, &weight, &g, epsilon)?;
+        let (of_x, scale) = rms_norm_backward(&x, &weight, &g, beside.as_ref(), epsilon)?;
         (of_x, vec![scale])
     } else {
-        let LayerNormGradients { x, scale, shift } = layer_norm_backward(&x, &weight, &g, epsilon)?;
+        let LayerNormGradients { x, scale, shift } = layer_norm_backward(&x, &weight, &g, beside.as_ref(), epsilon)?;
         (x, vec![scale, shift])
     };
     for at in (0..summands).filter(|&at| step.needs(at)).collect::<Vec<_>>() {
@@ -136,7 +139,7 @@ pub(super) fn group_norm(step: &mut Step, groups: u64, epsilon: f32, silu: bool)
     }
     if step.needs(0) {
         let (g, ones) = (grouped(&g.broadcast_mul(&scale)?)?, Tensor::ones(columns, x.dtype(), x.device())?);
-        step.give(0, layer_norm_backward(&x, &ones, &g, epsilon)?.x)?;
+        step.give(0, layer_norm_backward(&x, &ones, &g, None, epsilon)?.x)?;
     }
     Ok(())
 }

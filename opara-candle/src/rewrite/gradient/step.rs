@@ -1,12 +1,14 @@
 //! One node on the way back: its operands, its results, their gradient, and the gradients that it gives.
 
 use candle::{Result, Tensor};
+use hashbrown::HashMap;
 use opara_plan::rewrite::{Node, Operand, Value};
 use opara_plan::trace::Dim;
 
 use super::super::evaluation::{Arithmetic, Evaluation};
 use super::super::strided::shaped;
 use super::order::{in_sums, Order};
+use super::sum::Sum;
 use crate::ops;
 
 /// One node on the way back. Operands of 16 bits are read in f32, except by products.
@@ -17,28 +19,44 @@ pub(super) struct Step<'s, 'a> {
     gradient: Tensor,
     /// For each operand, whether its gradient is asked for.
     needs: Vec<bool>,
-    /// The gradients of views that it gives.
-    pub given: Vec<(Operand, Tensor)>,
+    /// The gradients of views that were given so far.
+    sums: &'s mut HashMap<Value, Sum>,
 }
 
 /// Operands and gradient of a function of single elements.
 pub(super) struct Elements {
-    pub operands: Vec<Tensor>,
+    /// What repeats has length one.
+    own: Vec<Tensor>,
     pub gradient: Tensor,
     shape: Vec<usize>,
     order: Order,
 }
 
 impl Elements {
-    /// The operands and the gradient in the types of sums.
+    pub fn operand(&self, at: usize) -> Result<Tensor> {
+        self.own[at].broadcast_as(self.gradient.dims())
+    }
+
+    pub fn count(&self) -> usize {
+        self.own.len()
+    }
+
+    /// The operands and the gradient in the types of sums. Of what repeats one element is cast.
     pub fn in_sums(&self) -> Result<(Vec<Tensor>, Tensor)> {
-        Ok((self.operands.iter().map(ops::in_sums).collect::<Result<_>>()?, ops::in_sums(&self.gradient)?))
+        let cast = |own: &Tensor| ops::in_sums(own)?.broadcast_as(self.gradient.dims());
+        Ok((self.own.iter().map(cast).collect::<Result<_>>()?, ops::in_sums(&self.gradient)?))
     }
 }
 
 impl<'s, 'a> Step<'s, 'a> {
-    pub fn new(of: &'s mut Evaluation<'a>, (at, node): (usize, &'a Node), gradient: Tensor, needs: Vec<bool>) -> Self {
-        Self { of, node, value: Value::Node(at), gradient, needs, given: Vec::new() }
+    pub fn new(
+        of: &'s mut Evaluation<'a>,
+        sums: &'s mut HashMap<Value, Sum>,
+        (at, node): (usize, &'a Node),
+        gradient: Tensor,
+        needs: Vec<bool>,
+    ) -> Self {
+        Self { of, node, value: Value::Node(at), gradient, needs, sums }
     }
 
     /// Whether the graph's own types are computed with.
@@ -84,11 +102,11 @@ impl<'s, 'a> Step<'s, 'a> {
         let operands = self.of.operands(self.node)?;
         let longest = |dim: usize| operands.iter().map(|operand| operand.dims()[dim]).max().unwrap_or(1);
         let shape: Vec<usize> = (0..operands[0].rank()).map(longest).collect();
-        let operands = operands.iter().map(|operand| operand.broadcast_as(&shape[..])).collect::<Result<Vec<_>>>()?;
         let gradient = self.typed_gradient(&shape)?;
-        let order = Order::of(operands.iter().chain([&gradient]));
-        let operands = operands.iter().map(|operand| order.inside(operand)).collect::<Result<_>>()?;
-        Ok(Elements { operands, gradient: order.inside(&gradient)?, shape, order })
+        let whole = operands.iter().filter(|operand| operand.dims() == shape);
+        let order = Order::of(whole.chain([&gradient]));
+        let own = operands.iter().map(|operand| order.inside(operand)).collect::<Result<_>>()?;
+        Ok(Elements { own, gradient: order.inside(&gradient)?, shape, order })
     }
 
     /// The results beside them.
@@ -116,10 +134,25 @@ impl<'s, 'a> Step<'s, 'a> {
         self.give_view(Operand { dims, ..self.node.operands[at].clone() }, gradient)
     }
 
+    /// The gradient that an operand, all of a value, has so far, of products only if they are asked for. The operand's own is then the sum
+    /// with it.
+    pub fn take(&mut self, at: usize, with_products: bool) -> Option<Tensor> {
+        let operand = &self.node.operands[at];
+        let sum = self.sums.get_mut(&operand.value).filter(|_| operand.is_whole(self.of.len(operand.value)))?;
+        sum.take(with_products)
+    }
+
+    /// Gives an operand's gradient that is a product.
+    pub fn give_product(&mut self, at: usize, gradient: Tensor) -> Result<()> {
+        self.give(at, gradient)?;
+        self.sums.entry(self.node.operands[at].value).or_default().note_product();
+        Ok(())
+    }
+
     fn give_view(&mut self, view: Operand, gradient: Tensor) -> Result<()> {
         let order = Order::of([&gradient]);
         let gradient = order.outside(order.inside(&gradient)?.to_dtype(self.of.dtype(view.value))?)?;
-        self.given.push((view, gradient));
-        Ok(())
+        let len = self.of.len(view.value);
+        self.sums.entry(view.value).or_default().add(view, gradient, len)
     }
 }

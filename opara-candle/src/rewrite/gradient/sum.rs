@@ -1,7 +1,7 @@
 //! The gradient of a value while its readers give those of views of it.
 
 use candle::{bail, Result, Tensor};
-use opara_plan::rewrite::{strides_over, Operand};
+use opara_plan::rewrite::Operand;
 use opara_plan::trace::Dim;
 
 use super::super::strided::shaped;
@@ -14,6 +14,8 @@ use crate::ops;
 #[derive(Default)]
 pub(super) struct Sum {
     whole: Option<Tensor>,
+    /// Whether products are in it, which may run beside another one.
+    has_products: bool,
     parts: Vec<(Operand, Tensor)>,
 }
 
@@ -36,6 +38,20 @@ impl Sum {
             None => gradient,
         });
         Ok(())
+    }
+
+    /// The gradients of whole values so far, without them from then on; none if products are in them, unless these are asked for, too.
+    pub fn take(&mut self, with_products: bool) -> Option<Tensor> {
+        if with_products || !self.has_products {
+            self.whole.take()
+        } else {
+            None
+        }
+    }
+
+    /// Says that a product was added.
+    pub fn note_product(&mut self) {
+        self.has_products = true;
     }
 
     /// The gradient of all elements of the value, of which there are `len`.
@@ -103,17 +119,41 @@ impl Part {
         let mut order: Vec<usize> = (0..kept.len()).collect();
         order.sort_by_key(|&at| std::cmp::Reverse(kept[at].stride));
         let sorted: Vec<Dim> = order.iter().map(|&at| kept[at]).collect();
-        // The innermost dimensions that continue each other are the columns.
-        let mut columns = 1;
-        for dim in sorted.iter().rev() {
-            if dim.stride != columns {
-                break;
-            }
+        // The innermost dimensions that continue each other are the columns, and all others the rows.
+        let (mut columns, mut outer) = (1, sorted.len());
+        while let Some(dim) = sorted[..outer].last().filter(|dim| dim.stride == columns) {
             columns *= dim.len;
+            outer -= 1;
         }
-        let rows = view.len() / columns.max(1);
-        let Some(strides) = strides_over(&sorted, &[rows, columns]) else { return Ok(None) };
+        let outer = &sorted[..outer];
+        let continues = |dims: &[Dim]| dims[0].stride == dims[1].stride * dims[1].len;
+        let (Some(last), true) = (outer.last(), outer.windows(2).all(continues)) else { return Ok(None) };
+        let rows = outer.iter().map(|dim| dim.len).product();
         let gradient = shaped(gradient, &lens)?.permute(order)?;
-        Ok((rows > 1).then_some(Self { first: view.first, rows, columns, pitch: strides[0], gradient }))
+        Ok(Some(Self { first: view.first, rows, columns, pitch: last.stride, gradient }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::Device;
+    use opara_plan::rewrite::Value;
+
+    use super::*;
+
+    /// Queries and keys as heads, `(2 items, 3 heads, 5 tokens, 4)`, of rows that hold both.
+    #[test]
+    fn heads_of_rows_lie_beside_each_other() -> Result<()> {
+        let part = |first: u64| {
+            let dims = [(2, 120), (3, 4), (5, 24), (4, 1)].map(|(len, stride)| Dim { len, stride });
+            let elements = Tensor::arange(0., 240., &Device::Cpu)?.reshape((2, 5, 2, 3, 4))?;
+            let own = elements.narrow(2, first as usize / 12, 1)?.squeeze(2)?.transpose(1, 2)?;
+            Ok((Operand { value: Value::Input(0), first, dims: dims.to_vec() }, own.contiguous()?))
+        };
+        let parts = [part(12), part(0)].into_iter().collect::<Result<Vec<_>>>()?;
+        let all = beside(&parts, 240)?.expect("they are all of the rows");
+        assert_eq!(all.flatten_all()?.to_vec1::<f64>()?, (0..240).map(f64::from).collect::<Vec<_>>());
+        assert!(beside(&parts[..1], 240)?.is_none());
+        Ok(())
     }
 }

@@ -135,6 +135,10 @@ fn of_single_elements() -> Result<()> {
         check(Function::Binary(name.into()), &[view(0.7, 12, 0, &[(3, 1), (4, 3)])?, row], 12)?;
         check(Function::Binary(name.into()), &[floats(0.7, &[12])?, view(1.3, 4, 0, &[(4, 1), (3, 0)])?], 12)?;
     }
+    // Ties everywhere.
+    for name in ["min", "max"] {
+        check(Function::Binary(name.into()), &[floats(0.7, &[12])?, floats(0.7, &[12])?], 12)?;
+    }
     let condition = || integers(&[1, 0, 0, 1, 7, 0, 1, 0, 0, 0, 1, 1], &[12]);
     check(Function::Where, &[condition()?, floats(0.7, &[12])?, view(1.3, 4, 0, &[(3, 0), (4, 1)])?], 12)?;
     check(Function::MaskedFill(2f32.to_bits().into()), &[condition()?, floats(0.7, &[12])?], 12)
@@ -384,6 +388,13 @@ fn of_products_of_activations() -> Result<()> {
         check_compute(compute(), &[x, weight], 6)?;
     }
     Ok(())
+}
+
+#[test]
+fn of_products_with_summands() -> Result<()> {
+    let (x, weight, summand) = (floats(0.7, &[3, 4])?, floats(1.3, &[2, 4])?, floats(0.2, &[6])?);
+    check_compute(Compute::ProductSum, &[x.clone(), weight.clone(), summand.clone()], 6)?;
+    check_compute(Compute::ProductSum, &[x.clone(), weight.clone(), floats(1.7, &[2])?, summand], 6)
 }
 
 /// Products whose rows are padded have the numbers and gradients that they had.

@@ -8,7 +8,13 @@ use crate::rewrite::compute::Compute;
 use crate::rewrite::graph::{strides_over, Node, Operand, Value};
 use crate::trace::{Element, Function};
 
-pub(super) const RULES: [Rule; 2] = [
+pub(super) const RULES: [Rule; 5] = [
+    // candle's norm of rows -> this library's, which reads them once
+    rule!("norm-of-rows": norm() => own_norm),
+    // x @ w in 16 bits -> a product by the rows of its weight; of f32 another rule makes it
+    rule!("product-by-rows": matmul() => product_by_rows),
+    // x @ w + b + y in 16 bits -> one product, which begins with y
+    rule!("product-sum": add(p = product(), y) => join_sum),
     // f(batch_norm(x)) -> one launch, which keeps x
     rule!("activated-batch-norm": unary(y) => join_norm),
     // f(x) @ w + b -> one product, which keeps x
@@ -30,6 +36,37 @@ fn join_activation(found: &Found) -> Option<Node> {
     let x = Operand { dims: product.x.dims.clone(), ..before.clone() };
     let compute = Compute::ActivatedProduct { activation: name.clone() };
     Some(found.replace_by(compute, [x].into_iter().chain(product.vectors()).collect()))
+}
+
+fn own_norm(found: &Found) -> Option<Node> {
+    let node = found.root();
+    let (columns, epsilon, is_rms) = match node.compute {
+        Compute::Recorded(Function::LayerNorm(columns, epsilon)) => (columns, epsilon, false),
+        Compute::Recorded(Function::RmsNorm(columns, epsilon)) => (columns, epsilon, true),
+        _ => return None,
+    };
+    let is_known = found.facts.have_type_of(node, &node.operands);
+    is_known.then(|| found.replace_by(Compute::RowNorm { columns, epsilon, is_rms }, node.operands.clone()))
+}
+
+fn product_by_rows(found: &Found) -> Option<Node> {
+    let is_asked = matches!(found.root().element, Element::F16 | Element::Bf16);
+    let Product { x, weight, .. } = Product::of(found.facts, found.at).filter(|_| is_asked)?;
+    Some(found.replace_by(Compute::Linear { activation: None }, vec![x, weight]))
+}
+
+fn join_sum(found: &Found) -> Option<Node> {
+    let (facts, root, y) = (found.facts, found.root(), found.operand("y")?);
+    facts.only(found.operand("p")?)?;
+    let product = found.product("p")?;
+    // Two products run beside each other.
+    let is_product = facts.only(y).is_some_and(|of| Product::of(facts, of).is_some());
+    let is_asked = matches!(root.element, Element::F16 | Element::Bf16) && y.is_whole(root.len) && !is_product;
+    if !is_asked || facts.graph.len(y.value) != root.len || !facts.have_type_of(root, [&product.x, y]) {
+        return None;
+    }
+    let operands = [product.x.clone()].into_iter().chain(product.vectors()).chain([y.clone()]).collect();
+    Some(found.replace_by(Compute::ProductSum, operands))
 }
 
 fn join_norm(found: &Found) -> Option<Node> {

@@ -1,0 +1,136 @@
+//! Products that begin with a summand, on a GPU: by one call of cuBLASLt, or by a product and a sum.
+
+use candle::cuda_backend::CudaDType;
+use candle::{bail, cuda_backend, DType, Result, Tensor, WithDType};
+use cudarc::driver::DeviceRepr;
+use half::{bf16, f16};
+
+use crate::cuda::driver::cublaslt::{self, Algorithm, Sum};
+use crate::cuda::driver::kernels::written;
+use crate::cuda::driver::matmul::ProductSum;
+use crate::cuda::operator::choice::{self, Choices};
+use crate::cuda::operator::{begin_wide, takes, tensor_of, with_elements};
+
+#[derive(Clone, Copy)]
+enum Implementation {
+    Apart,
+    Together(Algorithm),
+}
+
+impl choice::Implementation for Implementation {
+    fn name(&self) -> String {
+        match self {
+            Self::Apart => "apart".into(),
+            Self::Together(algorithm) => algorithm.name(),
+        }
+    }
+}
+
+/// The chosen implementation for each size.
+static IMPLEMENTATIONS: Choices<ProductSum, Implementation> = Choices::new("product sum");
+
+/// Algorithms of cuBLASLt that are measured.
+const ALGORITHMS: usize = 3;
+
+/// The operator of the same name; `apart` is the same by two launches or more. `None` if cuBLASLt does not compute it.
+pub(super) fn product_sum(
+    x: &Tensor,
+    (weight, is_by_rows): (&Tensor, bool),
+    bias: Option<&Tensor>,
+    to: &Tensor,
+    apart: impl Fn() -> Result<Tensor>,
+) -> Result<Option<Tensor>> {
+    let ((rows, inner), (first, second)) = (x.dims2()?, weight.dims2()?);
+    let (columns, of_weight) = if is_by_rows { (first, second) } else { (second, first) };
+    let is_reduced = match x.dtype() {
+        DType::F16 => cuda_backend::gemm_reduced_precision_f16(),
+        DType::BF16 => cuda_backend::gemm_reduced_precision_bf16(),
+        _ => true,
+    };
+    let agree = of_weight == inner && to.dims() == [rows, columns] && bias.is_none_or(|bias| bias.dims() == [columns]);
+    let operands = || [Some(x), Some(weight), Some(to), bias].into_iter().flatten();
+    let fits = takes(x, &[Some(weight), Some(to), bias]) && operands().all(Tensor::is_contiguous);
+    if is_reduced || !agree || !fits || rows * inner * columns == 0 || !begin_wide(operands())? {
+        return Ok(None);
+    }
+    let of = ProductSum { dtype: x.dtype(), rows, inner, columns, is_by_rows, has_bias: bias.is_some() };
+    let device = x.device().as_cuda_device()?;
+    let implementations = || {
+        let proposed = cublaslt::algorithms_of_sum(device, &of, ALGORITHMS)?;
+        let together = proposed.into_iter().map(|algorithm| (Implementation::Together(algorithm), 1.));
+        Ok([(Implementation::Apart, 1.)].into_iter().chain(together).collect())
+    };
+    let operands = [Some(x), Some(weight), Some(to), bias];
+    let run = |implementation| match (implementation, x.dtype()) {
+        (Implementation::Apart, _) => apart(),
+        (Implementation::Together(algorithm), DType::F16) => together::<f16>(&of, &algorithm, operands),
+        (Implementation::Together(algorithm), _) => together::<bf16>(&of, &algorithm, operands),
+    };
+    IMPLEMENTATIONS.run(device, of, implementations, || Ok(Implementation::Apart), run).map(Some)
+}
+
+fn together<T: CudaDType + WithDType + DeviceRepr>(
+    of: &ProductSum,
+    algorithm: &Algorithm,
+    operands: [Option<&Tensor>; 4],
+) -> Result<Tensor> {
+    let Some(like) = operands[0] else { bail!("a product without an operand") };
+    let device = like.device().as_cuda_device()?;
+    let y = with_elements::<T, _, 4>(operands, |operands| {
+        let [Some(x), Some(weight), Some(to), bias] = &operands else { bail!("a product without an operand") };
+        written::<T>(device, of.rows * of.columns, |y| {
+            let sum = Sum { x, weight, to, bias: bias.as_ref() };
+            cublaslt::run_sum(device, of, algorithm, sum, y)
+        })
+    })?;
+    tensor_of(y, device, (of.rows, of.columns))
+}
+
+#[cfg(test)]
+mod tests {
+    use candle::Device;
+
+    use super::*;
+    use crate::ops::test_numbers::numbers;
+    use crate::test_device::gpu;
+
+    /// Needs a GPU; skips without one.
+    #[test]
+    fn every_algorithm_computes_the_sum() -> Result<()> {
+        let Some(device) = gpu() else { return Ok(()) };
+        for (dtype, [rows, inner, columns]) in
+            [(DType::BF16, [1000, 768, 304]), (DType::F16, [64, 16, 128]), (DType::BF16, [512, 16, 2048])]
+        {
+            for (is_by_rows, has_bias) in [(true, true), (true, false), (false, false), (false, true)] {
+                let of = ProductSum { dtype, rows, inner, columns, is_by_rows, has_bias };
+                let weight = numbers(2, if is_by_rows { (columns, inner) } else { (inner, columns) }, dtype)?;
+                let (x, to) = (numbers(1, (rows, inner), dtype)?, numbers(3, (rows, columns), dtype)?);
+                let bias = numbers(4, (1, columns), dtype)?.flatten_all()?;
+                let wide = |t: &Tensor| t.to_dtype(DType::F64);
+                let matrix = if is_by_rows { wide(&weight)?.t()? } else { wide(&weight)? };
+                let mut expected = (wide(&x)?.matmul(&matrix)? + wide(&to)?)?;
+                if has_bias {
+                    expected = expected.broadcast_add(&wide(&bias)?)?;
+                }
+                let most = expected.abs()?.max_all()?.to_scalar::<f64>()?;
+                let [x, weight, to, bias] = [&x, &weight, &to, &bias].map(|t| t.to_device(&device));
+                let (x, weight, to, bias) = (x?, weight?, to?, Some(bias?).filter(|_| has_bias));
+                let check = |got: &Tensor| {
+                    let error =
+                        (wide(&got.to_device(&Device::Cpu)?)? - &expected)?.abs()?.max_all()?.to_scalar::<f64>()?;
+                    assert!(error <= 0.01 * most, "{of:?}: off by {error:.1e} of {most}");
+                    Ok::<_, candle::Error>(())
+                };
+                let operands = [Some(&x), Some(&weight), Some(&to), bias.as_ref()];
+                for algorithm in cublaslt::algorithms_of_sum(device.as_cuda_device()?, &of, ALGORITHMS)? {
+                    check(&match dtype {
+                        DType::F16 => together::<f16>(&of, &algorithm, operands)?,
+                        _ => together::<bf16>(&of, &algorithm, operands)?,
+                    })?;
+                }
+                check(&crate::ops::product_sum(&x, (&weight, is_by_rows), bias.as_ref(), &to)?)?;
+            }
+        }
+        Ok(())
+    }
+}
