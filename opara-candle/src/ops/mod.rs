@@ -205,6 +205,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     argmax::launch::DECLARED,
     attention::gradient_launch::DECLARED,
     attention::launch::DECLARED,
+    attention::tiles::DECLARED,
     batch_norm::launch::DECLARED,
     cached_attention::launch::DECLARED,
     cat::launch::DECLARED,

@@ -6,12 +6,10 @@
 // Of a bias it is known beforehand which tiles of scores it hides, and to which it adds nothing: a kernel of its own has looked.
 
 #include "rows.cuh"
+#include "tiles.cuh"
 
 // Threads of a block, which are one warpgroup, and rows of its tiles.
 constexpr unsigned THREADS = 128, SIDE = 64;
-
-// What a bias does to a tile: something, nothing, or all scores are hidden.
-constexpr unsigned char ADDS = 0, IS_NOTHING = 1, IS_HIDDEN = 2;
 
 // Says of each tile of a bias what it does.
 template <typename B>
@@ -26,7 +24,7 @@ __device__ inline void look(const B *bias, unsigned pitch, unsigned queries, uns
     }
     is_nothing = __syncthreads_and(is_nothing);
     is_hidden = __syncthreads_and(is_hidden);
-    if (threadIdx.x == 0) tiles[blockIdx.y * gridDim.x + blockIdx.x] = is_hidden ? IS_HIDDEN : is_nothing ? IS_NOTHING : ADDS;
+    if (threadIdx.x == 0) tiles[blockIdx.y * gridDim.x + blockIdx.x] = is_hidden ? TILE_IS_HIDDEN : is_nothing ? TILE_IS_NOTHING : TILE_ADDS;
 }
 
 // Looks at a bias of `heads` heads, and of as many items as the grid says.
@@ -92,9 +90,6 @@ __device__ inline void add_product(float (&c)[COLUMNS][4], const Operands &a, Si
     wgmma_commit();
 }
 
-// Tiles of which a block keeps what a bias does there. To others it adds something.
-constexpr unsigned KEPT = 512;
-
 // The bias of one head.
 template <typename B> struct HeadBias {
     const B *at;
@@ -158,15 +153,15 @@ __device__ inline void of_queries(Scale scale, Tokens<T> q, Tokens<T> k, Tokens<
     const unsigned lane = threadIdx.x % 32, count = (k.count + SIDE - 1) / SIDE, start = blockIdx.x * SIDE;
     const unsigned first = first_query(), column = lane % 4 * 2, of_block = first - start;
 
-    __shared__ unsigned char kept[KEPT];
+    __shared__ unsigned char kept[TILES_KEPT];
     if constexpr (HAS_BIAS) {
-        for (unsigned at = threadIdx.x; at < min(count, KEPT); at += THREADS) kept[at] = bias.tiles[blockIdx.x * count + at];
+        for (unsigned at = threadIdx.x; at < min(count, TILES_KEPT); at += THREADS) kept[at] = bias.tiles[blockIdx.x * count + at];
         __syncthreads();
     }
-    auto does = [&](unsigned at) { return !HAS_BIAS ? IS_NOTHING : at < KEPT ? kept[at] : ADDS; };
+    auto does = [&](unsigned at) { return !HAS_BIAS ? TILE_IS_NOTHING : at < TILES_KEPT ? kept[at] : TILE_ADDS; };
     // The keys twice: first for the sums of weights, then for the gradients, with the values.
     auto next = [&](unsigned at) {
-        while (at < 2 * count && does(at % count) == IS_HIDDEN) at++;
+        while (at < 2 * count && does(at % count) == TILE_IS_HIDDEN) at++;
         return at;
     };
     unsigned slot = 0;
@@ -197,7 +192,7 @@ __device__ inline void of_queries(Scale scale, Tokens<T> q, Tokens<T> k, Tokens<
     Square score;
     // Products of the queries with a tile of keys, and the bias.
     auto begin = [&](unsigned at) {
-        const bool adds = does(at) == ADDS;
+        const bool adds = does(at) == TILE_ADDS;
         if constexpr (HAS_BIAS) {
             if (adds) bias.template init<false>(score, first, at * SIDE + column, scale.unit, scale.most);
         }
@@ -291,15 +286,15 @@ __device__ inline void of_keys(Scale scale, unsigned sharing, Tokens<T> k, Token
     const unsigned lane = threadIdx.x % 32, start = blockIdx.x * SIDE, key = first_query(), column = lane % 4 * 2;
     const unsigned queries = head(0).q.count, count = (queries + SIDE - 1) / SIDE, all = sharing * count;
 
-    __shared__ unsigned char kept[KEPT];
+    __shared__ unsigned char kept[TILES_KEPT];
     if constexpr (HAS_BIAS) {
-        for (unsigned at = threadIdx.x; at < min(all, KEPT); at += THREADS)
+        for (unsigned at = threadIdx.x; at < min(all, TILES_KEPT); at += THREADS)
             kept[at] = head(at / count).bias.tiles[at % count * gridDim.x + blockIdx.x];
         __syncthreads();
     }
-    auto does = [&](unsigned at) { return !HAS_BIAS ? IS_NOTHING : at < KEPT ? kept[at] : ADDS; };
+    auto does = [&](unsigned at) { return !HAS_BIAS ? TILE_IS_NOTHING : at < TILES_KEPT ? kept[at] : TILE_ADDS; };
     auto next = [&](unsigned at) {
-        while (at < all && does(at) == IS_HIDDEN) at++;
+        while (at < all && does(at) == TILE_IS_HIDDEN) at++;
         return at;
     };
     auto ask = [&](unsigned at, unsigned slot) {
@@ -326,7 +321,7 @@ __device__ inline void of_keys(Scale scale, unsigned sharing, Tokens<T> k, Token
         const unsigned after = next(at + 1);
         ask(after, slot ^ 1);
         Square score, of_weights;
-        const bool adds = does(at) == ADDS;
+        const bool adds = does(at) == TILE_ADDS;
         if constexpr (HAS_BIAS) {
             if (adds) head(at / count).bias.template init<true>(score, key, at % count * SIDE + column, scale.unit, scale.most);
         }

@@ -7,15 +7,52 @@
 
 #include "lines.cuh"
 #include "scores.cuh"
+#include "tiles.cuh"
 
 // Keys of a tile.
 constexpr unsigned KEYS = 64;
 
+// The tiles of keys that a block goes through.
+struct Visible {
+    unsigned short at[TILES_KEPT];
+    // Whether the bias adds something there.
+    bool adds[TILES_KEPT];
+    unsigned count;
+
+    // Leaves out what a bias hides from all `rows` tiles of queries, from `first` on, if it was looked at. `kinds` has rows of `tiles`.
+    __device__ void find(const unsigned char *kinds, unsigned first, unsigned rows, unsigned tiles) {
+        if (threadIdx.x < 32) {
+            unsigned found = 0;
+            for (unsigned from = 0; from < tiles; from += 32) {
+                const unsigned tile = from + threadIdx.x;
+                bool is_hidden = true, is_nothing = true;
+                for (unsigned row = first; row < first + rows && tile < tiles; row++) {
+                    const unsigned char kind = kinds[(size_t)row * tiles + tile];
+                    is_hidden &= kind == TILE_IS_HIDDEN, is_nothing &= kind == TILE_IS_NOTHING;
+                }
+                const unsigned seen = __ballot_sync(~0u, !is_hidden);
+                if (!is_hidden) {
+                    const unsigned place = found + __popc(seen & ((1u << threadIdx.x) - 1));
+                    at[place] = tile, adds[place] = !is_nothing;
+                }
+                found += __popc(seen);
+            }
+            // Queries that see nothing have no weights, which the first tile shows.
+            if (threadIdx.x == 0) {
+                if (found == 0) at[0] = 0, adds[0] = true;
+                count = max(found, 1u);
+            }
+        }
+        __syncthreads();
+    }
+};
+
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: a hidden score is infinite or NaN, or a
 // sum of values overflows before it is divided by the sum of the weights. A block has GROUPS warpgroups of 64 queries.
+// `kinds` says what the bias does to tiles, or is null.
 template <int DIM, int GROUPS, bool HAS_BIAS, typename T>
-__device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias, unsigned bias_pitch, T *y,
-                                     unsigned y_pitch) {
+__device__ inline unsigned attention(const unsigned char *kinds, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
+                                     unsigned bias_pitch, T *y, unsigned y_pitch) {
     constexpr unsigned THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
     constexpr int OPERANDS = (DIM + DEPTH<T> - 1) / DEPTH<T>, COLUMNS = DIM / 8;
     using Tile = Lines<DIM, KEYS, T>;
@@ -25,14 +62,24 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     auto values = [&](unsigned tile) { return Tile{room + (2 + tile % 2) * Tile::SIZE}; };
     // The queries, and later the results in their place.
     const Lines<DIM, QUERIES, T> queries{room + 4 * Tile::SIZE};
-    const unsigned lane = threadIdx.x % 32, group = threadIdx.x / 128, tiles = (k.count + KEYS - 1) / KEYS;
+    const unsigned lane = threadIdx.x % 32, group = threadIdx.x / 128, all = (k.count + KEYS - 1) / KEYS;
     const unsigned first = first_query(), column = lane % 4 * 2;
 
     queries.template fill<THREADS>(q, blockIdx.x * QUERIES);
-    keys(0).template fill<THREADS>(k, 0);
+    __shared__ Visible visible;
+    bool is_known = false;
+    if constexpr (HAS_BIAS) {
+        is_known = kinds && all <= TILES_KEPT;
+        const unsigned of_queries = (q.count + 63) / 64, begin = blockIdx.x * GROUPS;
+        if (is_known) visible.find(kinds, begin, min(of_queries - begin, (unsigned)GROUPS), all);
+    }
+    // Tiles are those that are seen, one after the other.
+    const unsigned tiles = is_known ? visible.count : all;
+    auto key_of = [&](unsigned tile) { return (is_known ? visible.at[tile] : tile) * KEYS; };
+    keys(0).template fill<THREADS>(k, key_of(0));
     commit();
-    values(0).template fill<THREADS>(v, 0);
-    if (tiles > 1) keys(1).template fill<THREADS>(k, KEYS);
+    values(0).template fill<THREADS>(v, key_of(0));
+    if (tiles > 1) keys(1).template fill<THREADS>(k, key_of(1));
     commit();
 
     Bias<T> added;
@@ -46,12 +93,16 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     float score[KEYS / 8][4], out[COLUMNS][4], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, correction[2];
     unsigned weights[KEYS / 16][4];
     auto multiply_keys = [&](unsigned tile) {
-        if constexpr (HAS_BIAS) added.init(score, tile * KEYS + column, unit, most);
+        bool adds = false;
+        if constexpr (HAS_BIAS) {
+            adds = !is_known || visible.adds[tile];
+            if (adds) added.init(score, key_of(tile) + column, unit, most);
+        }
         wgmma_fence();
 #pragma unroll
         for (int d = 0; d < OPERANDS; d++)
             wgmma(score, queries.part(d / 4) + group * 8 * EIGHT_ROWS + d % 4 * ONE_OPERAND,
-                  keys(tile).part(d / 4) + d % 4 * ONE_OPERAND, d > 0 || HAS_BIAS, T());
+                  keys(tile).part(d / 4) + d % 4 * ONE_OPERAND, d > 0 || adds, T());
         wgmma_commit();
     };
     auto multiply_values = [&](unsigned tile) {
@@ -74,12 +125,12 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     };
     // Scores become weights.
     auto weigh = [&](unsigned tile) {
-        if ((tile + 1) * KEYS > k.count) {
+        if (key_of(tile) + KEYS > k.count) {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 4; i++)
-                    score[n][i] = tile * KEYS + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
+                    score[n][i] = key_of(tile) + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -121,8 +172,8 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     for (unsigned tile = 0; tile + 1 < tiles; tile++) {
         wait_pending<0>();
         meet();
-        values(tile + 1).template fill<THREADS>(v, (tile + 1) * KEYS);
-        if (tile + 2 < tiles) keys(tile + 2).template fill<THREADS>(k, (tile + 2) * KEYS);
+        values(tile + 1).template fill<THREADS>(v, key_of(tile + 1));
+        if (tile + 2 < tiles) keys(tile + 2).template fill<THREADS>(k, key_of(tile + 2));
         commit();
         multiply_keys(tile + 1);
         multiply_values(tile);
@@ -174,8 +225,9 @@ __device__ inline unsigned attention(float scale, Tokens<T> q, Tokens<T> k, Toke
     extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM)) opara_attention_warpgroups_##NAME(         \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
         unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
-        const T *v, const T *b, T *y, unsigned does) {                                                                 \
-        const unsigned wrong = attention<DIM, GROUPS, HAS_BIAS, T>(scale, OF_HEAD);                                    \
+        const T *v, const T *b, T *y, unsigned does, unsigned t_batch, unsigned t_head, const unsigned char *tiles) {  \
+        const unsigned char *const kinds = tiles ? tiles + blockIdx.z * t_batch + blockIdx.y * t_head : nullptr;       \
+        const unsigned wrong = attention<DIM, GROUPS, HAS_BIAS, T>(kinds, scale, OF_HEAD);                             \
         if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, scale, OF_HEAD, does, 0);                      \
     }
 #define ATTENTIONS(DIM, GROUPS)                                                                                        \

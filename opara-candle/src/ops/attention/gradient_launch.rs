@@ -1,19 +1,13 @@
 //! Launches of `attention_gradient.cu`.
 
 use candle::{bail, CudaDevice, DType, Result, WithDType};
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaView, CudaViewMut, DeviceRepr, LaunchConfig};
 
-use crate::cuda::driver::kernels::{kernels, ptx, strided, wide, written, Capabilities};
+use super::tiles::Tiles;
+use crate::cuda::driver::kernels::{kernels, ptx, strided, wide, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
 
 kernels! {
-    /// What a bias does to each tile of scores.
-    Tiles<B> = "opara_attention_gradient_tiles_" for [f16 bf16 f32] {
-        items: host, numel: usize, queries: u32, keys: u32, heads: u32, of_bias: u32 [3],
-        bias: in B [strided([items, heads, queries], of_bias, keys)],
-        tiles: out u8 [numel],
-    }
-
     /// The gradients of queries; and of each query the logarithm of the sum of its exponentials, and behind those the sums of result times
     /// gradient.
     OfQueries<T, B> = "opara_attention_gradient_queries_" for [f16 bf16] needs [Warpgroups] {
@@ -128,31 +122,12 @@ pub(super) fn gradients<T: DeviceRepr + WithDType, B: DeviceRepr>(
     let (of_q, of_k, of_v) = (q.1.strides(), k.1.strides(), v.1.strides());
     let (of_bias, bias) = (bias.map_or([0; 3], |(_, strides)| strides), bias.map(|(bias, _)| bias));
     let (of_y, of_g, numel) = (y.1.strides(), g.1.strides(), rows * of_keys);
-    // What repeats is looked at once.
-    let sides = [queries.div_ceil(SIDE), keys.div_ceil(SIDE)];
-    let [items, of_heads] =
-        [(of_bias[0], batch), (of_bias[1], heads)].map(|(stride, len)| if stride == 0 { 1 } else { len });
-    let of_one = sides[0] * sides[1];
-    let of_tiles = [if items > 1 { of_heads * of_one } else { 0 }, if of_heads > 1 { of_one } else { 0 }];
-    let of_all_tiles = items * of_heads * of_one;
-    let looked = |bias| {
-        written::<u8>(device, of_all_tiles, |tiles| {
-            let config = LaunchConfig {
-                grid_dim: (sides[1] as u32, sides[0] as u32, (items * of_heads) as u32),
-                block_dim: (THREADS, 1, 1),
-                shared_mem_bytes: 0,
-            };
-            let tiles = tiles.as_view_mut();
-            Tiles { items, numel: of_all_tiles, queries, keys, heads: of_heads, of_bias, bias, tiles }.launch(
-                device,
-                if size_of::<B>() == size_of::<f32>() { "f32" } else { T::DTYPE.as_str() },
-                ptx::ATTENTION_GRADIENT,
-                config,
-            )
-        })
-    };
-    let tiles = bias.map(looked).transpose()?;
-    let tiles = tiles.as_ref().map(CudaSlice::as_view);
+    let of_bias_elements = if size_of::<B>() == size_of::<f32>() { "f32" } else { T::DTYPE.as_str() };
+    let looked = bias
+        .map(|bias| Tiles::of(device, bias, of_bias, [batch, heads, queries, keys], of_bias_elements))
+        .transpose()?;
+    let (of_tiles, of_all_tiles) = looked.as_ref().map_or(([0; 2], 0), |tiles| (tiles.strides, tiles.all));
+    let tiles = looked.as_ref().map(|tiles| tiles.kinds.as_view());
     let (q, k, v, y, g) = (q.0, k.0, v.0, y.0, g.0);
     OfQueries {
         batch,

@@ -4,6 +4,7 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::scores::Bias;
+use super::tiles::Tiles;
 use crate::cuda::driver::kernels::{kernels, ptx, strided, wide, Capabilities};
 use crate::cuda::operator::head_rows::HeadRows;
 
@@ -23,7 +24,7 @@ kernels! {
 
     /// The same on warpgroups.
     Warpgroups<T, B> = "opara_attention_warpgroups_" for [f16 bf16] needs [Warpgroups] {
-        batch: host, kv_heads: host, of_bias_row: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
+        batch: host, kv_heads: host, of_bias_row: host, of_all_tiles: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
         of_values: u32, scale: f32,
         of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
         q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
@@ -31,7 +32,8 @@ kernels! {
         v: wide in T [strided([batch, kv_heads, keys], of_v, of_values)],
         bias: opt B [strided([batch, heads, queries], of_bias, of_bias_row)],
         y: out T [numel],
-        does: u32,
+        does: u32, of_tiles: u32 [2],
+        tiles: opt u8 [of_all_tiles],
     }
 }
 
@@ -167,7 +169,13 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     if has_kernel && Warpgroups::<(), ()>::runs_on(&Capabilities::of(device, ptx::WARPGROUP_ATTENTION)?) {
         let variant = format!("{}{width}_{numbers}", if bias.is_some() { "biased_" } else { "" });
         let config = warpgroups([batch, heads, queries], width);
-        return launch!(Warpgroups {}, variant, ptx::WARPGROUP_ATTENTION, config);
+        let sizes = [batch, heads, queries, keys];
+        let look = |(bias, strides)| Tiles::of(device, bias, strides, sizes, numbers);
+        let looked = bias.filter(|(_, strides)| Tiles::pay(*strides, sizes)).map(look).transpose()?;
+        let (of_tiles, of_all_tiles) = looked.as_ref().map_or(([0; 2], 0), |tiles| (tiles.strides, tiles.all));
+        let tiles = looked.as_ref().map(|tiles| tiles.kinds.as_view());
+        let tiles = tiles.as_ref();
+        return launch!(Warpgroups { of_all_tiles, of_tiles, tiles }, variant, ptx::WARPGROUP_ATTENTION, config);
     }
     let variant = format!("{}{width}_{numbers}", if in_f32 { "in_f32_" } else { "" });
     let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);

@@ -13,6 +13,8 @@ pub(super) mod launch;
 #[cfg(any(feature = "cuda", test))]
 mod scores;
 mod sharing;
+#[cfg(feature = "cuda")]
+pub(super) mod tiles;
 
 use candle::{bail, Result, Tensor};
 
