@@ -1,5 +1,6 @@
 //! Rules for graphs of which gradients are computed.
 
+use super::facts::Facts;
 use super::found::Found;
 use super::product::Product;
 use super::products::ACTIVATIONS;
@@ -59,14 +60,27 @@ fn join_sum(found: &Found) -> Option<Node> {
     let (facts, root, y) = (found.facts, found.root(), found.operand("y")?);
     facts.only(found.operand("p")?)?;
     let product = found.product("p")?;
-    // Two products run beside each other.
-    let is_product = facts.only(y).is_some_and(|of| Product::of(facts, of).is_some());
-    let is_asked = matches!(root.element, Element::F16 | Element::Bf16) && y.is_whole(root.len) && !is_product;
+    // The product waits for nothing else then. What does not come before it runs beside it.
+    let comes_before = match y.value {
+        Value::Input(_) => true,
+        Value::Node(of) => is_behind(facts, facts.whole(found.operand("p")?)?, of),
+    };
+    let is_asked = matches!(root.element, Element::F16 | Element::Bf16) && y.is_whole(root.len) && comes_before;
     if !is_asked || facts.graph.len(y.value) != root.len || !facts.have_type_of(root, [&product.x, y]) {
         return None;
     }
     let operands = [product.x.clone()].into_iter().chain(product.vectors()).chain([y.clone()]).collect();
     Some(found.replace_by(Compute::ProductSum, operands))
+}
+
+/// Whether a node is computed from another one.
+fn is_behind(facts: &Facts, at: usize, of: usize) -> bool {
+    let mut is_behind = vec![false; at + 1];
+    for node in of..=at {
+        let from = facts.node(node).operands.iter().map(|operand| operand.value);
+        is_behind[node] = node == of || from.into_iter().any(|value| matches!(value, Value::Node(of) if is_behind[of]));
+    }
+    of < at && is_behind[at]
 }
 
 fn join_norm(found: &Found) -> Option<Node> {

@@ -90,13 +90,23 @@ fn a_product_begins_with_what_is_added_to_it() {
     assert_eq!((&sum.compute, sum.operands.len()), (&Compute::ProductSum, 3));
     assert_eq!(sum.operands[2].value, Value::Input(2));
     assert_eq!(graph.live(), [false, true]);
-    // A product that others read stays, and so does one of f32. Two products run beside each other.
+    // A product that others read stays, and so does one of f32. Two products run beside each other, also if one is scaled.
     let mut two = summed(Element::F16, false);
     two.nodes.insert(1, two.nodes[0].clone());
     let sums = [0, 1].map(|at| Operand::whole(Value::Node(at), 6)).to_vec();
     two.nodes[2].operands = sums;
     two.outputs[0].value = Value::Node(2);
-    for mut other in [summed(Element::F16, true), summed(Element::F32, false), two] {
+    let mut scaled = two.clone();
+    let half = Node::new(
+        Compute::Recorded(Function::Affine(0.5, 0.)),
+        vec![Operand::whole(Value::Node(1), 6)],
+        Element::F16,
+        6,
+    );
+    scaled.nodes.insert(2, half);
+    scaled.nodes[3].operands[1].value = Value::Node(2);
+    scaled.outputs[0].value = Value::Node(3);
+    for mut other in [summed(Element::F16, true), summed(Element::F32, false), two, scaled] {
         assert!(!names(&mut other).contains(&"product-sum"));
     }
 }
