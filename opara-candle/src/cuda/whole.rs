@@ -131,15 +131,14 @@ impl WholePass {
         }
     }
 
-    /// What the module has as an input of the graph, as one row, where it lies; `None` if that is an argument or an upload.
+    /// The module's memory that is an input of the graph, as one row, where it lies; `None` if the input is an argument or an upload.
     ///
     /// # Errors
     /// Memory that was freed since.
     pub fn lent(&self, input: usize) -> Result<Option<Lent>> {
         let of = &self.graph.inputs[input];
         let Place::Memory(address) = &self.places[input] else { return Ok(None) };
-        Lent::new(self.device.as_cuda_device()?, *address, Arithmetic::Typed.dtype(of.element), of.len as usize)
-            .map(Some)
+        Lent::new(&self.device, *address, Arithmetic::Typed.dtype(of.element), of.len as usize).map(Some)
     }
 
     /// For each input what this pass leaves there for the next one of the same module, if it does not stay as it is.

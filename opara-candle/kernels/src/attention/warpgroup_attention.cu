@@ -19,7 +19,7 @@ struct Visible {
     bool adds[TILES_KEPT];
     unsigned count;
 
-    // Leaves out what a bias hides from all `rows` tiles of queries, from `first` on, if it was looked at. `kinds` has rows of `tiles`.
+    // Finds the tiles of keys that a bias does not hide from all `rows` tiles of queries, from `first` on. `kinds` has rows of `tiles`.
     __device__ void find(const unsigned char *kinds, unsigned first, unsigned rows, unsigned tiles) {
         if (threadIdx.x < 32) {
             unsigned found = 0;
@@ -49,7 +49,7 @@ struct Visible {
 
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: a hidden score is infinite or NaN, or a
 // sum of values overflows before it is divided by the sum of the weights. A block has GROUPS warpgroups of 64 queries.
-// `kinds` says what the bias does to tiles, or is null.
+// `kinds` has the effect of the bias on tiles, or is null.
 template <int DIM, int GROUPS, bool HAS_BIAS, typename T>
 __device__ inline unsigned attention(const unsigned char *kinds, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
                                      unsigned bias_pitch, T *y, unsigned y_pitch) {

@@ -23,7 +23,7 @@ __device__ inline void batch_moments(size_t rows, unsigned columns, unsigned sha
     write_sum(sum_of_column(squares), columns, moments + (size_t)gridDim.y * columns);
 }
 
-// Moments by vectors, in one pass: sums of what is apart from the share's first row.
+// Moments by vectors, in one pass: sums of differences from the share's first row.
 template <int N, typename T>
 __device__ inline void wide_batch_moments(size_t rows, unsigned columns, unsigned share, const T *x, float *moments) {
     const Share of(rows, share);

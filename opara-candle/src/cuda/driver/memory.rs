@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle::{CpuStorage, CudaDevice, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
+use candle::{CpuStorage, CudaStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 use cudarc::driver::sys::{self, CUdeviceptr};
 use cudarc::driver::DevicePtr;
 use opara_interpose::without_events;
@@ -65,6 +65,15 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
     Ok(tensor.force_contiguous()?)
 }
 
+/// The allocation that these bytes are part of.
+///
+/// # Errors
+/// [`Error::MemoryFreed`] if there is none.
+fn allocation_of(address: u64, bytes: u64) -> Result<Allocation> {
+    let has_all = |found: &Allocation| address + bytes <= found.start + found.bytes;
+    allocation_at(address).filter(has_all).ok_or(Error::MemoryFreed)
+}
+
 /// Copies `count` elements from an address, as one row.
 ///
 /// # Errors
@@ -72,12 +81,9 @@ pub(in crate::cuda) fn aligned_input(tensor: &Tensor, written: &[Tensor]) -> Res
 pub(in crate::cuda) fn copy_of(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Tensor> {
     let copy = Tensor::zeros(elements, dtype, device)?;
     let bytes = bytes_of(&copy);
-    let is_inside = |found: Allocation| address + bytes <= found.start + found.bytes;
     let stream = Stream::of(device)?;
     stream.bind()?;
-    if !allocation_at(address).is_some_and(is_inside) {
-        return Err(Error::MemoryFreed);
-    }
+    allocation_of(address, bytes)?;
     // SAFETY: the driver says that the allocation around the address holds as many bytes; the copy's own are as many. Both are of
     // this device, and the work that wrote them is ordered before on its stream.
     check("cuMemcpyDtoDAsync", unsafe {
@@ -97,12 +103,12 @@ impl Lent {
     ///
     /// # Errors
     /// Fewer bytes at the address on the device, or a dtype that is not supported.
-    pub fn new(device: &CudaDevice, address: u64, dtype: DType, elements: usize) -> Result<Self> {
+    pub fn new(device: &Device, address: u64, dtype: DType, elements: usize) -> Result<Self> {
+        Stream::of(device)?.bind()?;
+        let device = device.as_cuda_device()?;
         let bytes = (elements * dtype.size_in_bytes()) as u64;
         let watch = WatchedMemory::new();
-        let is_inside = |found: &Allocation| address + bytes <= found.start + found.bytes;
-        let Some(found) = allocation_at(address).filter(is_inside) else { return Err(Error::MemoryFreed) };
-        watch.limit_to(&[found.start]);
+        watch.limit_to(&[allocation_of(address, bytes)?.start]);
         macro_rules! slice {
             ($of:ty) => {{
                 // SAFETY: the driver says that the allocation around the address holds as many bytes. All bits are numbers of these types.
@@ -138,7 +144,7 @@ impl Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        // Without room for a byte the tensor stays, since its end would free what is not its own.
+        // Without room for a byte the tensor stays, since its end would free memory that somebody else owns.
         if let Err(error) = self.tensor.inplace_op1(&GiveBack) {
             tracing::warn!("memory that a trainer reads is kept: {error}");
             std::mem::forget(self.tensor.clone());

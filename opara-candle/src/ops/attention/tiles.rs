@@ -1,4 +1,4 @@
-//! What a bias does to each tile of scores: a kernel looks, so that others leave out what it hides.
+//! The effect of a bias on each tile of scores: a kernel looks, so that other kernels leave hidden tiles out.
 
 use candle::{CudaDevice, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 use crate::cuda::driver::kernels::{kernels, ptx, strided, written};
 
 kernels! {
-    /// What a bias does to each tile of scores.
+    /// Tells the effect of a bias on each tile of scores.
     Looks<B> = "opara_attention_gradient_tiles_" for [f16 bf16 f32] {
         items: host, numel: usize, queries: u32, keys: u32, heads: u32, of_bias: u32 [3],
         bias: in B [strided([items, heads, queries], of_bias, keys)],
@@ -18,10 +18,10 @@ kernels! {
 const SIDE: usize = 64;
 const THREADS: u32 = 128;
 
-/// Tiles along queries or keys of which a block of any kernel keeps what the bias does.
+/// Tiles along the keys of which a block keeps the effect of a bias.
 pub(super) const MOST: usize = 512;
 
-/// What a bias does to tiles.
+/// The effect of a bias on tiles.
 pub(super) struct Tiles {
     pub kinds: CudaSlice<u8>,
     /// From one item to the next, and from one head to the next.
@@ -31,8 +31,8 @@ pub(super) struct Tiles {
 }
 
 impl Tiles {
-    /// Are there so many tiles that leaving some out pays for the look, whatever it finds? A bias of each head or item by itself is as large
-    /// as the scores.
+    /// Whether the look costs little beside the attention: a head has many tiles, and all heads and items have one bias. A bias of each head by
+    /// itself is as large as the scores.
     pub fn pay(bias_strides: [usize; 3], [batch, heads, queries, keys]: [usize; 4]) -> bool {
         /// Tiles of a head.
         const MANY: usize = 64;

@@ -6,11 +6,10 @@ use candle::{DType, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Tile};
-use crate::cuda::driver::address_of;
 use crate::cuda::driver::cublaslt::{self, Algorithm};
 use crate::cuda::driver::matmul::Matmul;
 use crate::cuda::operator::choice::{self, Choices};
-use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
 use crate::ops::small_product::cuda::is_small;
 use crate::ops::{small_product, Activation, ProductPrecision};
 
@@ -123,22 +122,23 @@ pub(super) fn linear(
 /// Do cuBLASLt and this library's kernels compute the same as candle for these operands?
 fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
     let (columns, inner) = weight.dims2()?;
-    let is_reduced = match x.dtype() {
+    let go_together = x.dims().last() == Some(&inner) && bias.is_none_or(|bias| bias.dims() == [columns]);
+    if is_reduced(x.dtype()) || !takes(x, &[Some(weight), bias]) || !go_together || x.elem_count() == 0 || columns == 0
+    {
+        return Ok(false);
+    }
+    let operands = || [Some(x), Some(weight), bias].into_iter().flatten();
+    Ok(operands().all(Tensor::is_contiguous) && begin_wide(operands())?)
+}
+
+/// Whether candle's products of this type may sum in less than f32, which no other implementation does, or there are none.
+pub(super) fn is_reduced(dtype: DType) -> bool {
+    match dtype {
         DType::F32 => cuda_backend::gemm_reduced_precision_f32(),
         DType::F16 => cuda_backend::gemm_reduced_precision_f16(),
         DType::BF16 => cuda_backend::gemm_reduced_precision_bf16(),
         _ => true,
-    };
-    let go_together = x.dims().last() == Some(&inner) && bias.is_none_or(|bias| bias.dims() == [columns]);
-    if is_reduced || !takes(x, &[Some(weight), bias]) || !go_together || x.elem_count() == 0 || columns == 0 {
-        return Ok(false);
     }
-    for operand in [Some(x), Some(weight), bias].into_iter().flatten() {
-        if !operand.is_contiguous() || !cublaslt::is_aligned(address_of(operand).map_err(candle::Error::wrap)?) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 struct Linear {

@@ -1,10 +1,11 @@
 //! Products that begin with a summand, on a GPU: by one call of cuBLASLt, or by a product and a sum.
 
 use candle::cuda_backend::CudaDType;
-use candle::{bail, cuda_backend, DType, Result, Tensor, WithDType};
+use candle::{bail, DType, Result, Tensor, WithDType};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
+use super::cuda::is_reduced;
 use crate::cuda::driver::cublaslt::{self, Algorithm, Sum};
 use crate::cuda::driver::kernels::written;
 use crate::cuda::driver::matmul::ProductSum;
@@ -42,15 +43,11 @@ pub(super) fn product_sum(
 ) -> Result<Option<Tensor>> {
     let ((rows, inner), (first, second)) = (x.dims2()?, weight.dims2()?);
     let (columns, of_weight) = if is_by_rows { (first, second) } else { (second, first) };
-    let is_reduced = match x.dtype() {
-        DType::F16 => cuda_backend::gemm_reduced_precision_f16(),
-        DType::BF16 => cuda_backend::gemm_reduced_precision_bf16(),
-        _ => true,
-    };
+    let is_known = matches!(x.dtype(), DType::F16 | DType::BF16) && !is_reduced(x.dtype());
     let agree = of_weight == inner && to.dims() == [rows, columns] && bias.is_none_or(|bias| bias.dims() == [columns]);
     let operands = || [Some(x), Some(weight), Some(to), bias].into_iter().flatten();
     let fits = takes(x, &[Some(weight), Some(to), bias]) && operands().all(Tensor::is_contiguous);
-    if is_reduced || !agree || !fits || rows * inner * columns == 0 || !begin_wide(operands())? {
+    if !is_known || !agree || !fits || rows * inner * columns == 0 || !begin_wide(operands())? {
         return Ok(None);
     }
     let of = ProductSum { dtype: x.dtype(), rows, inner, columns, is_by_rows, has_bias: bias.is_some() };

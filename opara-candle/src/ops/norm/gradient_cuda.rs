@@ -2,7 +2,7 @@
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, Result, Tensor, WithDType};
-use cudarc::driver::{CudaView, DeviceRepr, LaunchConfig};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::gradient_launch::{self as launch, of_blocks, of_warps};
 use crate::cuda::driver::kernels::{ptx, wide, written};
@@ -28,7 +28,7 @@ pub(super) fn gradients(
     let beside = beside.map(Tensor::contiguous).transpose()?;
     let (x, scale, gradient) = (x.contiguous()?, scale.contiguous()?, gradient.contiguous()?);
     let operands = [Some(&x), Some(&scale), Some(&gradient), beside.as_ref()];
-    let call = NormGradient { of, eps, is_centred };
+    let call = NormGradient { of, like: &x, eps, is_centred };
     match (begin_wide(operands.into_iter().flatten())?, of_warps(of, wide(x.dtype())), of_blocks(of, wide(x.dtype()))) {
         (true, Some(launch), _) => for_kernel_float!(x.dtype(), by_warps(&call, launch, operands)).transpose(),
         (_, _, Some(launch)) => for_kernel_float!(x.dtype(), by_blocks(&call, launch, operands)).transpose(),
@@ -36,13 +36,33 @@ pub(super) fn gradients(
     }
 }
 
-struct NormGradient {
+struct NormGradient<'a> {
     of: Rows,
+    like: &'a Tensor,
     eps: f32,
     is_centred: bool,
 }
 
-/// `x`, scale, gradient, and what is added.
+impl NormGradient<'_> {
+    /// Vectors that have gradients: scale and shift, or the scale alone.
+    fn sets(&self) -> usize {
+        1 + usize::from(self.is_centred)
+    }
+
+    /// The gradient of `x`, and those of the vectors, by their sums in parts.
+    fn finish<T: CudaDType + WithDType + DeviceRepr>(
+        &self,
+        y: CudaSlice<T>,
+        sums: &CudaSlice<f32>,
+        parts: usize,
+    ) -> Result<(Tensor, Tensor)> {
+        let (device, columns) = (self.like.device().as_cuda_device()?, self.of.columns());
+        let of_vectors = totals::<T>(device, &sums.as_view(), self.sets(), parts, columns)?;
+        Ok((tensor_of(y, device, self.like.shape())?, tensor_of(of_vectors, device, self.sets() * columns)?))
+    }
+}
+
+/// `x`, scale, gradient, and the gradient that is added.
 struct Views<'a, T> {
     x: &'a CudaView<'a, T>,
     scale: &'a CudaView<'a, T>,
@@ -58,31 +78,29 @@ fn with_views<T: CudaDType, R>(operands: [Option<&Tensor>; 4], f: impl FnOnce(Vi
 }
 
 fn by_warps<T: CudaDType + WithDType + DeviceRepr>(
-    &NormGradient { of, eps, is_centred }: &NormGradient,
+    call: &NormGradient,
     (held, config): (usize, LaunchConfig),
     operands: [Option<&Tensor>; 4],
 ) -> Result<(Tensor, Tensor)> {
-    let Some(like) = operands[0] else { bail!("a norm without an operand") };
+    let &NormGradient { of, like, eps, is_centred } = call;
     let device = like.device().as_cuda_device()?;
     let (rows, columns, dtype) = (of.rows(), of.columns(), T::DTYPE.as_str());
-    let variant = format!("{held}_{dtype}");
-    let (shares, of_columns) = Shares::of_both(rows, columns / wide(T::DTYPE));
-    let (share, sets) = (shares.rows, 1 + usize::from(is_centred));
+    let variant = format!("{}_{held}_{dtype}", if is_centred { "layer" } else { "rms" });
+    let (Shares { rows: share, count: shares }, of_columns) = Shares::of_both(rows, columns / wide(T::DTYPE));
     with_views::<T, _>(operands, |Views { x, scale, gradient, beside }| {
         let moments = written::<f32>(device, 2 * rows, |_| Ok(()))?;
         let moments = &moments.as_view();
-        let y =
-            written::<T>(device, of.elements(), |y| {
-                let y = y.as_view_mut();
-                match is_centred {
-                    true => launch::LayerRowsGradient { rows, columns, eps, x, scale, gradient, beside, moments, y }
-                        .launch(device, &variant, ptx::NORM_GRADIENT, config),
-                    false => launch::RmsRowsGradient { rows, columns, eps, x, scale, gradient, beside, moments, y }
-                        .launch(device, &variant, ptx::NORM_GRADIENT, config),
-                }
-            })?;
-        let sums = written::<f32>(device, sets * shares.count * columns, |sums| {
-            let (shares, sums) = (shares.count, sums.as_view_mut());
+        let y = written::<T>(device, of.elements(), |y| {
+            let y = y.as_view_mut();
+            launch::RowsGradient { rows, columns, eps, x, scale, gradient, beside, moments, y }.launch(
+                device,
+                &variant,
+                ptx::NORM_GRADIENT,
+                config,
+            )
+        })?;
+        let sums = written::<f32>(device, call.sets() * shares * columns, |sums| {
+            let sums = sums.as_view_mut();
             match is_centred {
                 true => launch::LayerColumnsGradient { rows, columns, share, shares, x, gradient, moments, sums }
                     .launch(device, dtype, ptx::NORM_GRADIENT, of_columns),
@@ -90,22 +108,21 @@ fn by_warps<T: CudaDType + WithDType + DeviceRepr>(
                     .launch(device, dtype, ptx::NORM_GRADIENT, of_columns),
             }
         })?;
-        let of_vectors = totals::<T>(device, &sums.as_view(), sets, shares.count, columns)?;
-        Ok((tensor_of(y, device, like.shape())?, tensor_of(of_vectors, device, sets * columns)?))
+        call.finish(y, &sums, shares)
     })
 }
 
 fn by_blocks<T: CudaDType + WithDType + DeviceRepr>(
-    &NormGradient { of, eps, is_centred }: &NormGradient,
+    call: &NormGradient,
     (held, config): (usize, LaunchConfig),
     operands: [Option<&Tensor>; 4],
 ) -> Result<(Tensor, Tensor)> {
-    let Some(like) = operands[0] else { bail!("a norm without an operand") };
+    let &NormGradient { of, like, eps, is_centred } = call;
     let device = like.device().as_cuda_device()?;
     let (rows, columns, blocks) = (of.rows(), of.columns(), config.grid_dim.0 as usize);
-    let (sets, variant) = (1 + usize::from(is_centred), format!("{held}_{}", T::DTYPE.as_str()));
+    let variant = format!("{held}_{}", T::DTYPE.as_str());
     with_views::<T, _>(operands, |Views { x, scale, gradient, beside }| {
-        let sums = written::<f32>(device, sets * blocks * columns, |_| Ok(()))?;
+        let sums = written::<f32>(device, call.sets() * blocks * columns, |_| Ok(()))?;
         let y = written::<T>(device, of.elements(), |y| {
             let (sums, y) = (&sums.as_view(), y.as_view_mut());
             match is_centred {
@@ -115,7 +132,6 @@ fn by_blocks<T: CudaDType + WithDType + DeviceRepr>(
                     .launch(device, &variant, ptx::NORM_GRADIENT, config),
             }
         })?;
-        let of_vectors = totals::<T>(device, &sums.as_view(), sets, blocks, columns)?;
-        Ok((tensor_of(y, device, like.shape())?, tensor_of(of_vectors, device, sets * columns)?))
+        call.finish(y, &sums, blocks)
     })
 }

@@ -28,19 +28,9 @@ kernels! {
         y: out T [rows * columns],
     }
 
-    /// The gradient of `x` alone, and each row's mean and the reciprocal of its deviation, where a warp has a row of whole vectors.
-    LayerRowsGradient<T> = "opara_norm_rows_gradient_layer_" for [f16 bf16 f32] {
-        rows: usize, columns: u32, eps: f32,
-        x: wide in T [rows * columns],
-        scale: wide in T [columns],
-        gradient: wide in T [rows * columns],
-        beside: wide opt T [rows * columns],
-        moments: cache f32 [2 * rows],
-        y: out T [rows * columns],
-    }
-
-    /// The same of an RMS norm, whose means are zero.
-    RmsRowsGradient<T> = "opara_norm_rows_gradient_rms_" for [f16 bf16 f32] {
+    /// The gradient of `x` alone, and each row's mean, which is zero of an RMS norm, and the reciprocal of its deviation, where a warp has a row
+    /// of whole vectors. The variant begins with the kind of the norm.
+    RowsGradient<T> = "opara_norm_rows_gradient_" for [f16 bf16 f32] {
         rows: usize, columns: u32, eps: f32,
         x: wide in T [rows * columns],
         scale: wide in T [columns],

@@ -64,10 +64,7 @@ pub(super) fn activated(step: &mut Step, activation: &str) -> Result<()> {
     if step.needs(1) {
         step.give(1, multiply(&g.t()?, &activation.forward(&x)?)?)?;
     }
-    if step.node.operands.len() > 2 && step.needs(2) {
-        step.give(2, column_sums(&g.contiguous()?)?)?;
-    }
-    Ok(())
+    of_bias(step, &g, step.node.operands.len())
 }
 
 /// Of `x`, `(rows, inner)`, times the transposed weight, `(columns, inner)`, and a bias.
@@ -75,11 +72,7 @@ pub(super) fn linear(step: &mut Step) -> Result<()> {
     if small(step, Activation::None)? {
         return Ok(());
     }
-    let rows = step.node.operands[0].dims[0].len as usize;
-    let columns = step.node.operands[1].dims[0].len as usize;
-    let g = step.typed_gradient(&[rows, columns])?;
-    of_product(step, &g)?;
-    of_bias(step, &g, step.node.operands.len())
+    of_linear(step, step.node.operands.len())
 }
 
 /// The same with a summand.
@@ -88,16 +81,13 @@ pub(super) fn product_sum(step: &mut Step) -> Result<()> {
     if step.needs(summand) {
         step.give(summand, step.whole_gradient())?;
     }
-    let rows = step.node.operands[0].dims[0].len as usize;
-    let columns = step.node.operands[1].dims[0].len as usize;
-    let g = step.typed_gradient(&[rows, columns])?;
-    of_product(step, &g)?;
-    of_bias(step, &g, summand)
+    of_linear(step, summand)
 }
 
-/// The gradients of rows and weight, by that of their product.
-fn of_product(step: &mut Step, g: &Tensor) -> Result<()> {
+/// The gradients of rows, weight and bias, if there is one before the operand `end`.
+fn of_linear(step: &mut Step, end: usize) -> Result<()> {
     let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
+    let g = step.typed_gradient(&[x.dim(0)?, weight.dim(0)?])?;
     // Products of f32 are faster as sums of several, for which operands are copied.
     let precision = step.node.precision;
     let is_split = step.is_typed() && x.dtype() == DType::F32;
@@ -113,14 +103,14 @@ fn of_product(step: &mut Step, g: &Tensor) -> Result<()> {
                 let taken = shaped(&taken, x.dims())?.contiguous()?;
                 product_sum_of(&g.contiguous()?, (&weight.contiguous()?, false), None, &taken)?
             }
-            None => product(g, &weight)?,
+            None => product(&g, &weight)?,
         };
         step.give_product(0, of_x)?;
     }
     if step.needs(1) {
         step.give(1, product(&g.t()?, &x)?)?;
     }
-    Ok(())
+    of_bias(step, &g, end)
 }
 
 /// Whether a product like this, `(rows, columns)`, has two tiles for each multiprocessor of an H100. Bits depend on it, so that it is the same

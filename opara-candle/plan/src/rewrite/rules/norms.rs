@@ -161,18 +161,18 @@ fn give_norm(found: &Found) -> Option<Node> {
 }
 
 /// A norm of rows.
-struct Norm<'a> {
+pub(super) struct Norm<'a> {
     operand: &'a Operand,
     /// The weight, and the bias of a layer norm.
     vectors: &'a [Operand],
-    columns: u64,
-    epsilon: f32,
-    is_rms: bool,
+    pub columns: u64,
+    pub epsilon: f32,
+    pub is_rms: bool,
 }
 
 impl<'a> Norm<'a> {
     /// The one that a node is, if all of it is of one type.
-    fn of(facts: &'a Facts, at: usize) -> Option<Self> {
+    pub fn of(facts: &'a Facts, at: usize) -> Option<Self> {
         let node = facts.node(at);
         let (operand, vectors) = node.operands.split_first()?;
         let (columns, epsilon, is_rms) = match node.compute {

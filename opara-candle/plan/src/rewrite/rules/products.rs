@@ -72,6 +72,11 @@ fn join_columns(found: &Found) -> Option<Node> {
 
 fn use_library(found: &Found) -> Option<Node> {
     let is_asked = found.root().element == Element::F32 && !found.facts.is_given(found.at);
-    let Product { x, weight, .. } = Product::of(found.facts, found.at).filter(|_| is_asked)?;
+    is_asked.then(|| by_rows(found)).flatten()
+}
+
+/// A product by the rows of its weight.
+pub(super) fn by_rows(found: &Found) -> Option<Node> {
+    let Product { x, weight, .. } = Product::of(found.facts, found.at)?;
     Some(found.replace_by(Compute::Linear { activation: None }, vec![x, weight]))
 }

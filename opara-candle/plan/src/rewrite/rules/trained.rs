@@ -2,8 +2,9 @@
 
 use super::facts::Facts;
 use super::found::Found;
+use super::norms::Norm;
 use super::product::Product;
-use super::products::ACTIVATIONS;
+use super::products::{by_rows, ACTIVATIONS};
 use super::rule::{rule, Rule};
 use crate::rewrite::compute::Compute;
 use crate::rewrite::graph::{strides_over, Node, Operand, Value};
@@ -41,19 +42,17 @@ fn join_activation(found: &Found) -> Option<Node> {
 
 fn own_norm(found: &Found) -> Option<Node> {
     let node = found.root();
-    let (columns, epsilon, is_rms) = match node.compute {
-        Compute::Recorded(Function::LayerNorm(columns, epsilon)) => (columns, epsilon, false),
-        Compute::Recorded(Function::RmsNorm(columns, epsilon)) => (columns, epsilon, true),
-        _ => return None,
-    };
-    let is_known = found.facts.have_type_of(node, &node.operands);
-    is_known.then(|| found.replace_by(Compute::RowNorm { columns, epsilon, is_rms }, node.operands.clone()))
+    let is_candles = matches!(node.compute, Compute::Recorded(_));
+    let Norm { columns, epsilon, is_rms, .. } = Norm::of(found.facts, found.at).filter(|_| is_candles)?;
+    Some(found.replace_by(Compute::RowNorm { columns, epsilon, is_rms }, node.operands.clone()))
 }
 
 fn product_by_rows(found: &Found) -> Option<Node> {
-    let is_asked = matches!(found.root().element, Element::F16 | Element::Bf16);
-    let Product { x, weight, .. } = Product::of(found.facts, found.at).filter(|_| is_asked)?;
-    Some(found.replace_by(Compute::Linear { activation: None }, vec![x, weight]))
+    has_16_bits(found.root()).then(|| by_rows(found)).flatten()
+}
+
+fn has_16_bits(node: &Node) -> bool {
+    matches!(node.element, Element::F16 | Element::Bf16)
 }
 
 fn join_sum(found: &Found) -> Option<Node> {
@@ -63,24 +62,25 @@ fn join_sum(found: &Found) -> Option<Node> {
     // The product waits for nothing else then. What does not come before it runs beside it.
     let comes_before = match y.value {
         Value::Input(_) => true,
-        Value::Node(of) => is_behind(facts, facts.whole(found.operand("p")?)?, of),
+        Value::Node(of) => is_computed_from(facts, facts.whole(found.operand("p")?)?, of),
     };
-    let is_asked = matches!(root.element, Element::F16 | Element::Bf16) && y.is_whole(root.len) && comes_before;
-    if !is_asked || facts.graph.len(y.value) != root.len || !facts.have_type_of(root, [&product.x, y]) {
+    let is_all = y.is_whole(root.len) && facts.graph.len(y.value) == root.len;
+    if !has_16_bits(root) || !is_all || !comes_before || !facts.have_type_of(root, [&product.x, y]) {
         return None;
     }
     let operands = [product.x.clone()].into_iter().chain(product.vectors()).chain([y.clone()]).collect();
     Some(found.replace_by(Compute::ProductSum, operands))
 }
 
-/// Whether a node is computed from another one.
-fn is_behind(facts: &Facts, at: usize, of: usize) -> bool {
-    let mut is_behind = vec![false; at + 1];
-    for node in of..=at {
-        let from = facts.node(node).operands.iter().map(|operand| operand.value);
-        is_behind[node] = node == of || from.into_iter().any(|value| matches!(value, Value::Node(of) if is_behind[of]));
+/// Whether a node is computed from an earlier one.
+fn is_computed_from(facts: &Facts, last: usize, first: usize) -> bool {
+    let mut is_from = vec![false; last + 1];
+    for at in first..=last {
+        let reads = |operand: &Operand| matches!(operand.value, Value::Node(of) if is_from[of]);
+        let is = at == first || facts.node(at).operands.iter().any(reads);
+        is_from[at] = is;
     }
-    of < at && is_behind[at]
+    first < last && is_from[last]
 }
 
 fn join_norm(found: &Found) -> Option<Node> {

@@ -2,14 +2,17 @@
 
 use super::*;
 
+/// A view of a value from its first element on.
+fn strided(value: Value, dims: &[(u64, u64)]) -> Operand {
+    let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();
+    Operand { value, first: 0, dims }
+}
+
 /// `f(x) @ w + b` in f32, of 3 rows of 4 to 2 columns.
 fn activated(is_read: bool) -> Graph {
     let float = |buffer, len| Input { buffer, element: Element::F32, len, is_constant: buffer > 0 };
     let node = |compute, operands, len| Node::new(compute, operands, Element::F32, len);
-    let matrix = |value, rows: u64, columns: u64| {
-        let dims = [(rows, columns), (columns, 1)].map(|(len, stride)| Dim { len, stride });
-        Operand { value, first: 0, dims: dims.to_vec() }
-    };
+    let matrix = |value, rows: u64, columns: u64| strided(value, &[(rows, columns), (columns, 1)]);
     let relu = Compute::Recorded(Function::Unary("relu".into()));
     let product = Compute::Linear { activation: None };
     let (weight, bias) = (matrix(Value::Input(1), 2, 4), Operand::whole(Value::Input(2), 2));
@@ -37,15 +40,11 @@ fn a_product_takes_the_activation_that_nothing_else_reads() {
 #[test]
 fn products_of_16_bits_and_norms_are_by_rows() {
     let float = |buffer, len| Input { buffer, element: Element::Bf16, len, is_constant: buffer > 0 };
-    let view = |value, dims: &[(u64, u64)]| {
-        let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();
-        Operand { value, first: 0, dims }
-    };
     let node = |function, operands, len| Node::new(Compute::Recorded(function), operands, Element::Bf16, len);
     let vector = |at| Operand::whole(Value::Input(at), 4);
-    let x = view(Value::Node(0), &[(1, 0), (3, 4), (4, 1)]);
+    let x = strided(Value::Node(0), &[(1, 0), (3, 4), (4, 1)]);
     // The transposed weight of a product without a bias.
-    let weight = view(Value::Input(3), &[(1, 0), (4, 1), (2, 4)]);
+    let weight = strided(Value::Input(3), &[(1, 0), (4, 1), (2, 4)]);
     let nodes = vec![
         node(Function::LayerNorm(4, 1e-5), vec![Operand::whole(Value::Input(0), 12), vector(1), vector(2)], 12),
         node(Function::Matmul, vec![x, weight], 6),
@@ -63,12 +62,8 @@ fn products_of_16_bits_and_norms_are_by_rows() {
 fn summed(element: Element, is_read: bool) -> Graph {
     let float = |buffer, len| Input { buffer, element, len, is_constant: buffer == 1 };
     let node = |function, operands, len| Node::new(Compute::Recorded(function), operands, element, len);
-    let view = |value, dims: &[(u64, u64)]| {
-        let dims = dims.iter().map(|&(len, stride)| Dim { len, stride }).collect();
-        Operand { value, first: 0, dims }
-    };
-    let x = view(Value::Input(0), &[(1, 0), (3, 4), (4, 1)]);
-    let weight = view(Value::Input(1), &[(1, 0), (4, 1), (2, 4)]);
+    let x = strided(Value::Input(0), &[(1, 0), (3, 4), (4, 1)]);
+    let weight = strided(Value::Input(1), &[(1, 0), (4, 1), (2, 4)]);
     let whole = |value| Operand::whole(value, 6);
     let nodes = vec![
         node(Function::Matmul, vec![x, weight], 6),
