@@ -126,7 +126,11 @@ impl<'a> Run<'a> {
         }
         match self.states.get_mut(&to.buffer) {
             Some(State::Parts(_, parts)) => parts.push(part),
-            // It is overwritten in part: what is left of it is not followed.
+            Some(State::Whole(_) | State::Zeros(_)) if self.is_whole => {
+                let value = self.push_overwritten(to.buffer, part)?;
+                return self.set(to.buffer, State::Whole(value));
+            }
+            // It is overwritten in part: the rest of it is not followed.
             Some(State::Whole(_) | State::Upload(_) | State::Scratch(_) | State::Zeros(_)) => return None,
             None => drop(self.states.insert(to.buffer, State::Parts(op, vec![part]))),
         }
@@ -168,8 +172,8 @@ impl<'a> Run<'a> {
         self.trace.buffers[buffer].role == Role::External
     }
 
-    /// The value of the module's memory after a part of it is overwritten: in each row the elements before the part, the part, and the
-    /// elements after it.
+    /// The value of a buffer after a part of it is overwritten: in each row the elements before the part, the part, and the elements after
+    /// it.
     fn push_overwritten(&mut self, buffer: BufferId, part: Part) -> Option<Value> {
         let bytes = self.trace.buffers[buffer].bytes;
         let element = part.element;
@@ -179,12 +183,10 @@ impl<'a> Run<'a> {
             _ => return None,
         };
         let (before, end) = (part.first, part.first.checked_add(width).filter(|end| *end <= row)?);
-        let old = match self.states.get(&buffer) {
-            Some(State::Whole(value)) => *value,
-            _ => match self.inputs.get(&buffer) {
-                Some(&at) => Value::Input(at),
-                None => self.add_input(buffer, element),
-            },
+        let old = match (self.states.get(&buffer), self.inputs.get(&buffer)) {
+            (Some(_), _) => self.value(buffer, element)?,
+            (None, Some(&at)) => Value::Input(at),
+            (None, None) => self.add_input(buffer, element),
         };
         if self.graph.element(old) != element {
             return None;

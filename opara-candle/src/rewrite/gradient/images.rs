@@ -176,7 +176,8 @@ fn resized(step: &mut Step, factors: impl Fn(usize, usize) -> Vec<f64>) -> Resul
         bail!("{rows} rows and {columns} columns are not {rows_and_columns} elements")
     }
     let planes = batch * channels;
-    let g = step.gradient(&[planes, rows, columns])?;
+    // A gradient may lie by channels, which products of several matrices do not take.
+    let g = step.gradient(&[planes, rows, columns])?.contiguous()?;
     let g = of_rows.t()?.broadcast_matmul(&g)?;
     step.give(0, g.broadcast_matmul(&of_columns)?)
 }

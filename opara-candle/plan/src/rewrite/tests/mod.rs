@@ -7,6 +7,7 @@ mod laws;
 mod layers;
 mod norms;
 mod outcome;
+mod overwritten;
 mod pools;
 mod quantized;
 mod scores;
