@@ -155,8 +155,9 @@ fn a_cache_that_has_room_for_the_latest_tokens_is_a_window() -> Result<()> {
         _ => None,
     };
     assert!(growth.graph.nodes.iter().filter_map(sees).all(|window| window == Some(16)));
-    assert!(short.agrees(&growth, 9) && growth.agrees(&growth, 41) && !growth.agrees(&short, 41));
-    assert!(!short.agrees(&growth, 16), "behind so many tokens it would be seen");
+    let agrees = |own: &Growth, known, length| own.difference(known, length).is_none();
+    assert!(agrees(&short, &growth, 9) && agrees(&growth, &growth, 41) && !agrees(&growth, &short, 41));
+    assert!(!agrees(&short, &growth, 16), "behind so many tokens it would be seen");
     assert_eq!(Growth::place(&far, growth.caches[0].keys.input), Some(5));
     let at_ends = [(0, with_room(&c, 16, 0, 16)?), (15, with_room(&c, 16, 15, 16)?)];
     for (place, at_end) in &at_ends {
@@ -287,6 +288,38 @@ fn several_tokens_have_logits_of_each_or_of_the_last_one() -> Result<()> {
             assert!((0..live.len()).filter(|&at| live[at]).all(reads), "{model}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn numbers_of_the_position_are_those_of_each_token() -> Result<()> {
+    // Logits times a number of the position, plus another one.
+    let [a, b, c] = graphs("qwen2-f16")?;
+    let with_numbers = |mut graph: Graph, length: f32| {
+        let (len, at) = (graph.len(graph.outputs[0].value), graph.nodes.len());
+        let node = |function, operands| Node::new(Compute::Recorded(function), operands, Element::F16, len);
+        let logits = Operand::whole(graph.outputs[0].value, len);
+        graph.nodes.push(node(Function::Affine(length * 0.1, -length), vec![logits]));
+        let bits = (length.to_bits() >> 16).into();
+        graph.nodes.push(Node { element: Element::Bf16, ..node(Function::Fill(bits), Vec::new()) });
+        let both = [at, at + 1].map(|at| Operand::whole(Value::Node(at), len));
+        graph.nodes.push(node(Function::Binary("add".into()), both.to_vec()));
+        graph.outputs[0].value = Value::Node(at + 2);
+        graph
+    };
+    let [a, b, c] = [with_numbers(a, 8.), with_numbers(b, 9.), with_numbers(c, 41.)];
+    let (short, growth) = (step_of([&a, &b], [8, 9]), step_of([&a, &c], [8, 41]));
+    let [short, growth] = [short, growth].map(|of| of.map_err(anyhow::Error::msg).unwrap());
+    assert_eq!(short.difference(&growth, 9), None, "numbers are rounded");
+    let of = |growth: &Growth| {
+        let nodes = growth.graph.nodes.iter().filter(|node| matches!(node.compute, Compute::AffineAtPosition { .. }));
+        nodes.map(|node| (node.operands.len(), node.len)).collect::<Vec<_>>()
+    };
+    let len = of(&growth)[0].1;
+    assert_eq!(of(&growth), [(2, len), (1, len)]);
+    let several = |is_each| growth.several(32, &inputs(), is_each).map_err(anyhow::Error::msg);
+    assert_eq!(of(&several(true)?), [(2, 32 * len), (1, 32 * len)]);
+    assert_eq!(of(&several(false)?), [(2, len), (1, len)]);
     Ok(())
 }
 

@@ -31,7 +31,7 @@ pub(super) fn read(
     inputs: usize,
     pass: &Pass,
 ) -> Result<std::result::Result<Read, Vec<usize>>> {
-    let Pass { outputs, marks, graph } = pass;
+    let Pass { outputs, marks, noted, graph } = pass;
     let mut memory = Memory::new(stream);
     for (i, argument) in arguments.iter().enumerate() {
         let bytes = bytes_of(argument);
@@ -73,7 +73,10 @@ pub(super) fn read(
             Node::Unsupported(reason) => return Err(refused(reason, label)),
             // Launches on empty tensors do nothing.
             Node::Launch(launch) if launch.is_empty() => {}
-            Node::Launch(launch) => {
+            Node::Launch(mut launch) => {
+                if let LaunchNode::Kernel(kernel) = &mut *launch {
+                    noted.tell(kernel);
+                }
                 let (mut op, recorded) = record(&mut memory, *launch, call, label);
                 op.meaning = call.and_then(|call| meaning(&mut memory, call)).map(Box::new);
                 let from = found.map(|(nodes, _)| nodes.start);

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use super::driver::{address_of, bytes_of, position, Broken, CapturePool, CapturedGraph, Stream};
+use super::driver::{
+    address_of, bytes_of, noted_launches, position, Broken, CapturePool, CapturedGraph, NotedLaunches, Stream,
+};
 use crate::arguments::Rerun;
 use crate::backend::Function;
 use crate::trace::scope;
@@ -13,6 +15,8 @@ pub(super) struct Pass {
     pub outputs: Vec<OutputSpec>,
     /// Its scopes.
     pub marks: Marks,
+    /// Its launches whose numbers follow from the length of a text.
+    pub noted: NotedLaunches,
     pub graph: CapturedGraph,
 }
 
@@ -80,11 +84,13 @@ fn run_once(
         }
         Ok(specs)
     };
-    let (captured, marks) = scope::record(Some(Arc::new(position)), || stream.capture(pool, forward));
+    let (captured, marks) =
+        scope::record(Some(Arc::new(position)), || noted_launches(|| stream.capture(pool, forward)));
+    let (captured, noted) = captured;
     let (outputs, graph) = captured?;
     let from = graph.after(marks.iter().map(|(position, _)| *position))?;
     let marks = from.into_iter().zip(marks).map(|(from, (_, path))| (from, path)).collect();
-    Ok(Pass { outputs, marks, graph })
+    Ok(Pass { outputs, marks, noted, graph })
 }
 
 #[cfg(test)]

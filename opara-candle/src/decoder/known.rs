@@ -1,6 +1,6 @@
 //! A captured step of a module, as a rewritten graph.
 
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
@@ -126,6 +126,12 @@ impl<M> Deref for Captured<M> {
 
     fn deref(&self) -> &WholePass {
         &self.pass
+    }
+}
+
+impl<M> DerefMut for Captured<M> {
+    fn deref_mut(&mut self) -> &mut WholePass {
+        &mut self.pass
     }
 }
 

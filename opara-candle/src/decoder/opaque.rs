@@ -1,30 +1,100 @@
-//! Launches of a step of which it is not known what they compute: the same behind every text.
+//! Launches of a step of which it is not known what they compute: the same behind every text, but for numbers that follow from its length.
 
 use opara_plan::rewrite::{Compute, Node, Operand};
 
 use super::known::refused;
-use crate::cuda::driver::opaque_difference;
+use crate::cuda::driver::{is_opaque_at, opaque_at_lengths, HeldLaunch, Length};
 use crate::cuda::WholePass;
 use crate::Result;
 
-/// Fails if kernels whose meaning is not known are launched otherwise behind so many tokens.
-pub(super) fn check_opaque([pass, other]: [&WholePass; 2], tokens: usize) -> Result<()> {
-    let nodes = pass.graph.nodes.iter().zip(&other.graph.nodes).zip(&pass.launches);
-    for ((node, other), [name, scope]) in nodes {
-        let (&Compute::Opaque(a), &Compute::Opaque(b)) = (&node.compute, &other.compute) else { continue };
-        let scope = if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") };
-        let said = |what: &str| {
-            let of = format!("`{name}`{scope}, of which it is not known what it computes");
-            refused(&format!("{of}, is launched behind {tokens} tokens with another {what}"))
-        };
-        if a != b {
-            let what = opaque_difference(a, b);
-            return Err(said(&format!("{what}: give it what depends on the position as a tensor on the device")));
+/// The launches of a step whose meaning is not known and whose numbers follow from the length.
+#[derive(Default)]
+pub(super) struct Opaque {
+    /// The length that they are launched for.
+    pub length: Length,
+    /// For each its node, and its number, by which it is the same behind every text.
+    at_lengths: Vec<(usize, u64)>,
+    held: Vec<HeldLaunch>,
+}
+
+impl Opaque {
+    /// Finds those of passes behind so many tokens, in ascending order, which have the same nodes, and gives them their numbers.
+    ///
+    /// # Errors
+    /// A launch that differs in another way.
+    pub fn of(passes: &mut [(&mut WholePass, usize)]) -> Result<Self> {
+        let mut found = Self::default();
+        let Some(((first, _), others)) = passes.split_first() else { return Ok(found) };
+        'launches: for at in 0..first.graph.nodes.len() {
+            let Some((node, number)) = launch(first, at) else { continue };
+            let mut differs = None;
+            let mut launches = vec![(number, passes[0].1 as u64)];
+            for (other, tokens) in others {
+                // Other steps are refused where graphs are compared.
+                let Some((other, number)) = launch(other, at) else { continue 'launches };
+                if sizes(node) != sizes(other) {
+                    return Err(said(first, at, *tokens, "size of a tensor: give it buffers of one size"));
+                }
+                differs = differs.or((number != launches[0].0).then_some(*tokens));
+                launches.push((number, *tokens as u64));
+            }
+            let Some(tokens) = differs else { continue };
+            let (number, held) = opaque_at_lengths(&launches, &found.length).map_err(|what| {
+                said(
+                    first,
+                    at,
+                    tokens,
+                    &format!("{what}: give it what depends on the position as a tensor on the device"),
+                )
+            })?;
+            found.at_lengths.push((at, number));
+            found.held.push(held);
         }
-        let sizes = |node: &Node| node.operands.iter().map(Operand::len).chain([node.len]).collect::<Vec<_>>();
-        if sizes(node) != sizes(other) {
-            return Err(said("size of a tensor: give it buffers of one size"));
+        for (pass, length) in passes {
+            found.rename(pass, *length)?;
         }
+        Ok(found)
     }
-    Ok(())
+
+    /// Gives those of a pass behind so many tokens their numbers.
+    ///
+    /// # Errors
+    /// A launch that is another one.
+    pub fn rename(&self, pass: &mut WholePass, length: usize) -> Result<()> {
+        for &(at, number) in &self.at_lengths {
+            if !launch(pass, at).is_some_and(|(_, own)| is_opaque_at(number, length as u64, own)) {
+                return Err(said(pass, at, length, "number than follows from the length"));
+            }
+            pass.graph.nodes[at].compute = Compute::Opaque(number);
+        }
+        pass.held.extend(self.held.iter().cloned());
+        Ok(())
+    }
+
+    /// Their numbers.
+    pub fn numbers(&self) -> Vec<u64> {
+        self.at_lengths.iter().map(|(_, number)| *number).collect()
+    }
+}
+
+/// The node of a pass, and its launch, if that has no meaning.
+fn launch(pass: &WholePass, at: usize) -> Option<(&Node, u64)> {
+    let node = pass.graph.nodes.get(at)?;
+    match node.compute {
+        Compute::Opaque(number) => Some((node, number)),
+        _ => None,
+    }
+}
+
+/// Elements of the operands and of the result.
+fn sizes(node: &Node) -> Vec<u64> {
+    node.operands.iter().map(Operand::len).chain([node.len]).collect()
+}
+
+/// That a launch is another one behind so many tokens.
+fn said(pass: &WholePass, at: usize, tokens: usize, what: &str) -> crate::Error {
+    let [name, scope] = pass.launches.get(at).cloned().unwrap_or_default();
+    let scope = if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") };
+    let of = format!("`{name}`{scope}, of which it is not known what it computes");
+    refused(&format!("{of}, is launched behind {tokens} tokens with another {what}"))
 }

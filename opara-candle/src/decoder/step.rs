@@ -8,7 +8,7 @@ use opara_plan::rewrite::{rules, Growth, Inputs, Source, Standing, Value};
 use super::counted::Counted;
 use super::earlier::{check_turns, Earlier};
 use super::known::{captured, or_refused, refused, with_states, First, Known};
-use super::opaque::check_opaque;
+use super::opaque::Opaque;
 use super::others::others;
 use super::pieces::{pieces, Piece};
 use super::several::{first_of, Several};
@@ -38,6 +38,7 @@ pub(super) struct Step {
     pub(super) growth: Growth,
     inputs: Inputs,
     counted: Vec<Counted>,
+    opaque: Opaque,
     /// The dimension of the logits of several tokens, if there are logits of each; `None` if those of the last one are all. The outer
     /// `None` says that it is another one.
     each: Option<Option<usize>>,
@@ -100,20 +101,20 @@ impl Step {
         let last = length + 1;
         let logits = texts.add(&mut texts.copy(&text)?, &token, length)?;
         let given = texts.inputs(&text, &token)?;
-        let (pass, text) = captured(texts, text, &token, length)?;
+        let (mut pass, text) = captured(texts, text, &token, length)?;
         // Later passes write to the same memory, if it is in place.
         let inputs = inputs(&pass, &given)?;
         // Steps that are replayed go on with it.
         let near_text = texts.copy(&text)?;
         // The models keep the tables that their passes read.
-        let (later, _later) = captured(texts, text, &token, last)?;
+        let (mut later, _later) = captured(texts, text, &token, last)?;
         // The longest text: what the host decides by the length is to be the same there. Two steps in a row show what one leaves to the
         // next, and whether a cache that is full overwrites its oldest token.
         let (long, far) = (example.repeated(capacity - 3)?, capacity - 2);
         let said = format!("a text of {} tokens does not run, so choose a smaller capacity", capacity - 3);
         let (text, of_long) = behind(&long).map_err(|error| or_refused(error, &said))?;
-        let (far_pass, text) = captured(texts, text, &token, far)?;
-        let (farthest_pass, _farthest) = captured(texts, text, &token, far + 1)?;
+        let (mut far_pass, text) = captured(texts, text, &token, far)?;
+        let (mut farthest_pass, _farthest) = captured(texts, text, &token, far + 1)?;
         if pass.overwritten.iter().any(|&(input, _)| far_pass.places.get(input) == Some(&pass.places[input])) {
             return Err(refused(
                 "clones of the model write to the same memory: let each text have its own, or make a new tensor at each \
@@ -126,9 +127,13 @@ impl Step {
                 "behind {far} tokens a step leaves other tensors to the next one than behind {length}"
             )));
         }
-        for (other, tokens) in [(&later, last), (&far_pass, far), (&farthest_pass, far + 1)] {
-            check_opaque([&pass, other], tokens)?;
-        }
+        let opaque = Opaque::of(&mut [
+            (&mut *pass, length),
+            (&mut *later, last),
+            (&mut *far_pass, far),
+            (&mut *farthest_pass, far + 1),
+        ])?;
+        opaque.length.set(length as u64);
         let counted = Counted::of([&pass, &farthest_pass], [length, far + 1])?;
         for (pass, length) in [(&later, last), (&far_pass, far)] {
             check_counted(&counted, pass, length)?;
@@ -138,6 +143,7 @@ impl Step {
             outputs: pass.graph.outputs.len(),
             next,
             counted: counted.iter().map(Counted::plan).collect(),
+            at_lengths: opaque.numbers(),
         };
         let lengths = [length, last].map(|length| length as u64);
         let states =
@@ -171,8 +177,9 @@ impl Step {
         })?;
         let (at_far, at_farthest) = (known(&far_pass, far)?, known(&farthest_pass, far + 1)?);
         let (long_growth, growth) = (first.and(&at_far, &known_inputs)?, first.and(&at_farthest, &known_inputs)?);
-        if !short.agrees(&growth, last as u64) || !long_growth.agrees(&growth, far as u64) {
-            return Err(refused(&format!("a step behind {far} tokens is another one than behind few")));
+        let differs = short.difference(&growth, last as u64).or_else(|| long_growth.difference(&growth, far as u64));
+        if let Some(why) = differs {
+            return Err(refused(&format!("a step behind {far} tokens is another one than behind few: {why}")));
         }
         if texts.mask().is_some() && !growth.sources.iter().any(|source| matches!(source, Source::Given(_))) {
             return Err(refused(
@@ -183,6 +190,7 @@ impl Step {
         of_first.forget(&growth, &far_pass);
         drop((far_pass, farthest_pass, later));
 
+        opaque.length.set(0);
         let text = empty_text(&growth, &pass, capacity, (&token.ids, texts.mask()))?;
         let each = each_of(of_prompt.dims(), logits.dims(), tokens);
         let of = Common::new(&growth, &inputs, &known_inputs, &pass, &counted, each.flatten())?;
@@ -213,6 +221,7 @@ impl Step {
             growth,
             inputs,
             counted,
+            opaque,
             each,
             states,
             standing,
@@ -303,13 +312,14 @@ impl Step {
         token: &Tokens,
         length: usize,
     ) -> Result<()> {
-        let (pass, _text) = captured(texts, texts.copy(text)?, token, length)?;
+        let (mut pass, _text) = captured(texts, texts.copy(text)?, token, length)?;
+        self.opaque.rename(&mut pass, length)?;
         let now = Known::of(&pass, &self.standing, &self.states, length)?.placed_like(&self.of_first, &pass)?;
         let [first, second] = &self.known;
         let other = if first.length == length { second } else { first };
         check_counted(&self.counted, &pass, length)?;
-        let is_same = now.and(other, &self.inputs)?.agrees(&self.growth, length.max(other.length) as u64);
-        if !is_same || !pass.leaves(&self.inputs.next) {
+        let differs = now.and(other, &self.inputs)?.difference(&self.growth, length.max(other.length) as u64);
+        if differs.is_some() || !pass.leaves(&self.inputs.next) {
             return Err(refused(&format!(
                 "the step behind {length} tokens is another one than the decoder was built for"
             )));
@@ -352,6 +362,8 @@ impl Step {
             logits.push(match &self.several {
                 Ok(several) if piece.size > 1 => {
                     self.note(&tokens, at + first)?;
+                    // Those of all tokens are no piece.
+                    self.opaque.length.set((at + first + piece.tokens - 1) as u64);
                     several.add(&tokens.ids, piece, &mut self.text)?
                 }
                 _ => self.step(&tokens, at + first)?,
@@ -367,6 +379,7 @@ impl Step {
     /// Adds a token to the text that was taken over, which has `at`.
     pub fn step(&mut self, token: &Tokens, at: usize) -> Result<Tensor> {
         self.note(token, at)?;
+        self.opaque.length.set(at as u64);
         first_of(self.executor.step(std::slice::from_ref(&token.ids), &mut self.text)?)
     }
 

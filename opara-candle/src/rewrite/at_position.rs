@@ -23,6 +23,26 @@ pub(super) fn appended(of: &mut Evaluation, node: &Node, [rows, step]: [u64; 2])
     earlier.flatten_all()
 }
 
+/// An operand times a factor plus a summand, which are the first number at position 0, and each token adds the second one.
+pub(super) fn affine_at_position(
+    of: &mut Evaluation,
+    node: &Node,
+    factor: [f64; 2],
+    summand: [f64; 2],
+) -> Result<Tensor> {
+    let Some((position, x)) = node.operands.split_last() else { bail!("a node has no position") };
+    let position = of.tensor(position.value)?.to_dtype(DType::F64)?.reshape(((), 1))?;
+    let (tokens, at) = (position.dim(0)?, |[zero, step]: [f64; 2]| position.affine(step, zero));
+    let y = match x {
+        [x] => {
+            let x = of.own(x)?.to_dtype(DType::F64)?.reshape((tokens, ()))?;
+            x.broadcast_mul(&at(factor)?)?.broadcast_add(&at(summand)?)?
+        }
+        _ => at(summand)?.broadcast_as((tokens, node.len as usize / tokens))?.contiguous()?,
+    };
+    y.to_dtype(of.arithmetic.dtype(node.element))
+}
+
 /// The same node of operands as they are at the position.
 pub(super) fn at_position(
     of: &mut Evaluation,

@@ -4,7 +4,7 @@ use candle::{bail, DType, Device, Module, Result, Tensor, D};
 use opara_plan::rewrite::{Compute, Convolution, Node, ProductPrecision, Step, Value};
 use opara_plan::trace::{Function, Order, Window};
 
-use super::at_position::{appended, at_position};
+use super::at_position::{affine_at_position, appended, at_position};
 use super::attention::attention;
 use super::batch_norm::{self, batch_moments, batch_norm};
 use super::by_elements;
@@ -39,7 +39,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
         Compute::Attention(scores) => attention(of, node, scores),
         Compute::Linear { activation } => linear(of, node, activation.as_deref()),
         Compute::ActivatedProduct { activation } => activated_product(of, node, activation),
-        Compute::ProductSum => product_sum(of, node),
+        Compute::ProductSum { factor } => product_sum(of, node, *factor),
         Compute::ProductConcat { have_bias } => Ok(joined_product(of, node, have_bias)?.0),
         Compute::ProductsOfOne { others, have_bias, tokens, size } => {
             products_of_one(of, node, others, have_bias, [*tokens as usize, *size as usize])
@@ -59,6 +59,7 @@ pub(super) fn compute(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
             cached_attention(of, node, [*heads, *size], *scale, *window)
         }
         Compute::Appended { rows, step } => appended(of, node, [*rows, *step]),
+        Compute::AffineAtPosition { factor, summand } => affine_at_position(of, node, *factor, *summand),
         Compute::AtPosition { compute: with, operands } => {
             let node = &at_position(of, node, with, operands)?;
             compute(of, node)
@@ -371,13 +372,13 @@ fn activated_product(of: &mut Evaluation, node: &Node, activation: &str) -> Resu
 }
 
 /// The summand is the last operand.
-fn product_sum(of: &mut Evaluation, node: &Node) -> Result<Tensor> {
+fn product_sum(of: &mut Evaluation, node: &Node, factor: f32) -> Result<Tensor> {
     let Some((to, product)) = node.operands.split_last() else { bail!("a sum without a summand") };
     let [x, weight] = [0, 1].map(|at| of.own(&product[at])?.contiguous());
     let (x, weight) = (x?, weight?);
     let bias = product.get(2).map(|bias| of.own(bias)?.contiguous()).transpose()?;
     let to = shaped(&of.tensor(to.value)?, &[x.dim(0)?, weight.dim(0)?])?;
-    ops::product_sum(&x, (&weight, true), bias.as_ref(), &to)
+    ops::product_sum((factor, &x), (&weight, true), bias.as_ref(), &to)
 }
 
 fn product(

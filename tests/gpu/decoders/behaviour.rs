@@ -181,8 +181,8 @@ fn what_changes_with_the_length_in_another_way_runs_eagerly() -> anyhow::Result<
             |model, tokens, at| if at > 20 { model.forward(tokens, at)? * 2. } else { model.forward(tokens, at) },
             "behind",
         ),
-        // A number that the host puts into a kernel's arguments.
-        (|model, tokens, at| model.forward(tokens, at)? * (1. / (at + 1) as f64), "what it computes"),
+        // A number that the host puts into a kernel's arguments, to which each token does not add as much.
+        (|model, tokens, at| model.forward(tokens, at)? * (1. / (at + 1) as f64), "as much with each token"),
         // A number that the host uploads.
         (
             |model, tokens, at| {

@@ -55,7 +55,15 @@ DONE:
 ";
 
 /// Elements times weights, which repeat, and a number that the host gives.
-struct Weighted(f32);
+struct Weighted {
+    summand: f32,
+    /// The weights that repeat, if not all.
+    weights: Option<usize>,
+}
+
+fn weighted(summand: f32) -> Weighted {
+    Weighted { summand, weights: None }
+}
 
 impl CustomOp2 for Weighted {
     fn name(&self) -> &'static str {
@@ -73,9 +81,9 @@ impl CustomOp2 for Weighted {
         let w = w.as_cuda_slice::<f32>()?.slice(of_w.start_offset()..);
         // SAFETY: the kernel writes all elements.
         let y = unsafe { device.alloc::<f32>(count)? };
-        let (n, m) = (count as u32, of_w.shape().elem_count() as u32);
+        let (n, m) = (count as u32, self.weights.unwrap_or(of_w.shape().elem_count()) as u32);
         let mut launch = kernel.builder();
-        launch.arg(&x).arg(&w).arg(&y).arg(&n).arg(&m).arg(&self.0);
+        launch.arg(&x).arg(&w).arg(&y).arg(&n).arg(&m).arg(&self.summand);
         // SAFETY: the kernel takes three pointers and three numbers, and goes no further than these say.
         unsafe { launch.launch(LaunchConfig::for_num_elems(n)) }.w()?;
         Ok((CudaStorage::wrap_cuda_slice(y, device), of_x.shape().clone()))
@@ -122,13 +130,49 @@ fn steps_with_kernels_that_nobody_knows_are_replayed() -> anyhow::Result<()> {
     let forward = |of: &mut Scaled, tokens: &Tensor, at: usize| {
         let logits = of.model.forward(tokens, at)?.contiguous()?;
         // Between operators that are known, and as the last one.
-        let logits = logits.apply_op2_no_bwd(&of.weights, &Weighted(0.25))?.tanh()?;
-        (logits * 3.)?.apply_op2_no_bwd(&of.weights, &Weighted(-1.))
+        let logits = logits.apply_op2_no_bwd(&of.weights, &weighted(0.25))?.tanh()?;
+        (logits * 3.)?.apply_op2_no_bwd(&of.weights, &weighted(-1.))
     };
     let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
     // They are behind the last attention, where pieces have the last token alone.
     assert_eq!(fast.several_refused(), None);
     assert_near(&mut fast, &model, forward, 1e-4, &device)
+}
+
+/// The numbers of the first launch follow from the position, and those of the last one do not.
+#[test]
+fn kernels_that_nobody_knows_have_numbers_of_the_position() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let weights = Tensor::from_iter((0..VOCABULARY).map(|i| 0.5 + i as f32 / VOCABULARY as f32), &device)?;
+    let (model, example) = (Scaled { model: qwen2(DType::F32, &device)?, weights }, prompt(6, &device)?);
+    let forward = |of: &mut Scaled, tokens: &Tensor, at: usize| {
+        let logits = of.model.forward(tokens, at)?.contiguous()?;
+        let numbers = Weighted { summand: at as f32 * -0.25, weights: Some(at + 1) };
+        let logits = logits.apply_op2_no_bwd(&of.weights, &numbers)?;
+        // Nothing but its numbers depends on the text.
+        let table = of.weights.apply_op2_no_bwd(&of.weights, &weighted(at as f32))?;
+        logits.broadcast_add(&table)?.apply_op2_no_bwd(&of.weights, &weighted(-1.))
+    };
+    let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
+    assert_near(&mut fast, &model, forward, 1e-4, &device)
+}
+
+/// Functions that are known have numbers of the position, too.
+#[test]
+fn numbers_of_the_position_are_replayed() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    for dtype in [DType::F32, DType::BF16] {
+        let (model, example) = (qwen2(dtype, &device)?, prompt(6, &device)?);
+        let forward = |of: &mut qwen2::ModelForCausalLM, tokens: &Tensor, at: usize| {
+            let logits = of.forward(tokens, at)?.affine(1. + at as f64 * 0.1, -(at as f64))?;
+            let places = Tensor::full(at as f32 * 2., logits.shape(), logits.device())?.to_dtype(logits.dtype())?;
+            logits + places
+        };
+        let mut fast = strict().build_decoder(model.clone(), forward, &example, 64)?;
+        let tolerance = if dtype == DType::F32 { 1e-4 } else { 8e-2 };
+        assert_near(&mut fast, &model, forward, tolerance, &device)?;
+    }
+    Ok(())
 }
 
 #[test]
@@ -138,10 +182,10 @@ fn kernels_that_nobody_knows_are_refused_by_name_where_a_step_cannot_have_them()
     let (model, example) = (Scaled { model: qwen2(DType::F32, &device)?, weights }, prompt(6, &device)?);
     type Forward = fn(&mut Scaled, &Tensor, usize) -> Result<Tensor>;
     let cases: [(Forward, &[&str]); 2] = [
-        // A number that follows from the length.
+        // A number that grows by more with each token.
         (
             |of, tokens, at| {
-                of.model.forward(tokens, at)?.contiguous()?.apply_op2_no_bwd(&of.weights, &Weighted(at as f32))
+                of.model.forward(tokens, at)?.contiguous()?.apply_op2_no_bwd(&of.weights, &weighted((at * at) as f32))
             },
             &["`weighted`", "argument 5", "a tensor on the device"],
         ),

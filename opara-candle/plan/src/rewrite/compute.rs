@@ -47,7 +47,7 @@ pub enum Compute {
         is_max: bool,
     },
     /// A launch of which is known what it reads and which memory its result fills: that of this number. Operands: what its pointers point
-    /// to, from there on.
+    /// to, from there on, and the position, if something of the launch follows from it.
     Opaque(u64),
     /// Attention of heads. Operands: `q`, `k` and `v`, `(heads, tokens, size)`, or all three `(batch, heads, tokens, size)`, then those of the
     /// scores. `k` and `v` may have a fraction of the heads, each for as many consecutive ones of `q`.
@@ -62,8 +62,12 @@ pub enum Compute {
         /// The activation's name in the catalogue.
         activation: String,
     },
-    /// A product, a bias and a summand. Operands: as of [`Compute::Linear`], then the summand, all `(rows, columns)` of a value.
-    ProductSum,
+    /// A product times a factor, and a bias and a summand, which it does not multiply. Operands: as of [`Compute::Linear`], then the summand,
+    /// all `(rows, columns)` of a value.
+    ProductSum {
+        /// The factor of the product.
+        factor: f32,
+    },
     /// Products of one operand, with their columns beside each other. Operands: `x`, `(rows, inner)`, then for each product its
     /// weight, `(columns, inner)`, and its bias.
     ProductConcat {
@@ -186,6 +190,14 @@ pub enum Compute {
         rows: u64,
         /// Elements of the token in each row.
         step: u64,
+    },
+    /// An operand times a factor plus a summand, which depend on the position. Operands: `x`, without which all elements are the summand, and
+    /// the position. If that is several positions, they are those of as many tokens, the first dimension of `x`.
+    AffineAtPosition {
+        /// The factor at position 0, and the difference that each token makes.
+        factor: [f64; 2],
+        /// The summand, in the same way.
+        summand: [f64; 2],
     },
     /// What is computed of operands that depend on the position, which is the last operand. If that is several positions, they are those
     /// of as many tokens, which are the first dimension of the operands.

@@ -2,6 +2,7 @@
 
 use hashbrown::HashMap;
 
+use super::affine::affine_at_position;
 use super::compute::{ByPosition, Compute};
 use super::graph::{Input, Node, Operand, Output, Value};
 use super::growth::{Cache, Grown, Growth, Recorded, Source};
@@ -111,17 +112,29 @@ impl<'a> Growing<'a> {
                 over.extent.map(|extent| self.extents.insert(Value::Node(at), extent));
                 (over.compute, over.len)
             }
-            false if node.compute != other.compute || node.len != other.len => return Err("what it computes".into()),
+            false if node.len != other.len => return Err("what it computes".into()),
+            false if node.compute != other.compute => {
+                let compute = affine_at_position([node, other], self.pairs.lengths);
+                (compute.ok_or("what it computes")?, node.len)
+            }
             false => (node.compute.clone(), node.len),
         };
         let mut operands: Vec<Operand> = operands.into_iter().map(|operand| operand.operand).collect();
+        let has_numbers = match compute {
+            Compute::Opaque(number) => self.pairs.inputs.at_lengths.contains(&number),
+            Compute::AffineAtPosition { .. } => true,
+            _ => false,
+        };
+        if has_numbers {
+            operands.push(self.position());
+        }
         if by_position.is_empty() {
             return Ok(Node { compute, operands, len, ..node.clone() });
         }
         if !node.given_beside().is_empty() {
             return Err("where an operand begins".into());
         }
-        operands.push(Operand::whole(self.growth.input(Source::Position, position()), 1));
+        operands.push(self.position());
         let compute = Compute::AtPosition { compute: Box::new(compute), operands: by_position };
         Ok(Node { compute, operands, len, ..node.clone() })
     }
@@ -207,8 +220,7 @@ impl<'a> Growing<'a> {
         let like = Input { buffer: 0, element, len: extent.len(), is_constant: false };
         let earlier = self.growth.input(Source::Grown(self.growth.grown.len()), like);
         self.growth.grown.push(Grown { input, rows, step, element, window });
-        let position = self.growth.input(Source::Position, position());
-        let operands = vec![new.operand, Operand::whole(earlier, extent.len()), Operand::whole(position, 1)];
+        let operands = vec![new.operand, Operand::whole(earlier, extent.len()), self.position()];
         let compute = Compute::Appended { rows, step };
         self.growth.graph.nodes[at] = Node::new(compute, operands, element, extent.len());
         self.extents.insert(Value::Node(at), extent);
@@ -389,11 +401,17 @@ impl<'a> Growing<'a> {
         let at = self.growth.caches.len();
         let like = Input { buffer: 0, element: node.element, len: 0, is_constant: false };
         let cached = self.growth.input(Source::Cache(at), like);
-        let start = self.growth.input(Source::Position, position());
+        let start = self.position();
         self.growth.caches.push(cache);
-        operands.extend([Operand::whole(cached, 0), Operand::whole(start, 1)]);
+        operands.extend([Operand::whole(cached, 0), start]);
         let compute = Compute::CachedAttention { heads, size, scale, window };
         Ok(Node { compute, operands, ..node.clone() })
+    }
+
+    /// How many tokens there are before the new one.
+    fn position(&mut self) -> Operand {
+        let like = Input { buffer: 0, element: Element::U32, len: 1, is_constant: false };
+        Operand::whole(self.growth.input(Source::Position, like), 1)
     }
 
     /// An operand that is the same at every position.
@@ -408,9 +426,4 @@ impl<'a> Growing<'a> {
 /// A node that nothing reads.
 fn nothing(element: Element) -> Node {
     Node::new(Compute::Concat { rows: 1, widths: Vec::new() }, Vec::new(), element, 0)
-}
-
-/// The input that says how many tokens there are.
-fn position() -> Input {
-    Input { buffer: 0, element: Element::U32, len: 1, is_constant: false }
 }

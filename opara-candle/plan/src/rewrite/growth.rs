@@ -6,6 +6,7 @@
 //! tables give the row of the position. Other steps go over all places of such a cache, and mask those behind the text. What a pass
 //! leaves for the next one, in the same size, is a state.
 
+use super::affine::is_near;
 use super::append::Append;
 use super::compute::Compute;
 use super::graph::{Graph, Input, Value};
@@ -103,6 +104,8 @@ pub struct Inputs {
     pub next: Vec<Option<Value>>,
     /// Uploads whose numbers depend on the position, and what the caller says of each place.
     pub counted: Vec<Counted>,
+    /// Launches without a meaning, by their numbers, of which something follows from the position.
+    pub at_lengths: Vec<u64>,
 }
 
 /// An upload whose numbers depend on the position, or what the caller says of each place.
@@ -126,22 +129,42 @@ pub struct Recorded {
 }
 
 impl Growth {
-    /// Whether this is `known`, as far as its texts tell, the longer one of which has `length` tokens: while a cache has room for all of
-    /// them, it is not seen how many of the latest tokens it holds.
-    pub fn agrees(&self, known: &Self, length: u64) -> bool {
+    /// The difference to `known`, as far as its texts tell, the longer one of which has `length` tokens: while a cache has room for all of
+    /// them, it is not seen how many of the latest tokens it holds. Numbers that follow from the position are rounded.
+    pub fn difference(&self, known: &Self, length: u64) -> Option<String> {
         let mut own = self.clone();
         let or_known = |own: Option<u64>, known: Option<u64>| own.or(known.filter(|window| length < *window));
         for (cache, known) in own.caches.iter_mut().zip(&known.caches) {
             cache.window = or_known(cache.window, known.window);
         }
         for (node, known) in own.graph.nodes.iter_mut().zip(&known.graph.nodes) {
-            if let (Compute::CachedAttention { window, .. }, Compute::CachedAttention { window: known, .. }) =
-                (&mut node.compute, &known.compute)
-            {
-                *window = or_known(*window, *known);
+            match (&mut node.compute, &known.compute) {
+                (Compute::CachedAttention { window, .. }, Compute::CachedAttention { window: known, .. }) => {
+                    *window = or_known(*window, *known);
+                }
+                (
+                    Compute::AffineAtPosition { factor, summand },
+                    &Compute::AffineAtPosition { factor: known, summand: other },
+                ) => {
+                    let is_near = |own, known| is_near(own, known, length, node.element);
+                    if is_near(*factor, known) && is_near(*summand, other) {
+                        (*factor, *summand) = (known, other);
+                    }
+                }
+                _ => {}
             }
         }
-        own == *known
+        let differs = own.graph.nodes.iter().zip(&known.graph.nodes).position(|(own, known)| own != known);
+        match differs {
+            Some(at) if matches!(own.graph.nodes[at].compute, Compute::AffineAtPosition { .. }) => {
+                Some(format!("step {at} has numbers that do not grow by as much with each token"))
+            }
+            Some(at) => {
+                let [own, known] = [&own, known].map(|of| &of.graph.nodes[at].compute);
+                Some(format!("step {at} is {own:?} by one pair of texts, and {known:?} by another"))
+            }
+            None => (own != *known).then(|| "it reads something else".into()),
+        }
     }
 
     /// How many tokens lie before the new one in what a graph appends to; `None` if it appends nothing to that.

@@ -3,6 +3,7 @@
 //! [`regions`] finds runs of consecutive ops whose meaning is known, and makes a [`Graph`] of values of each. [`rules`] change a graph. A
 //! recorder that knows the device turns the changed graph into launches again.
 
+mod affine;
 mod append;
 mod changes;
 mod common_step;

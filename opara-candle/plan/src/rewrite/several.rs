@@ -227,10 +227,19 @@ impl Several<'_> {
         matches!(value, Value::Input(at) if self.of.sources[at] == Source::Position)
     }
 
+    /// The same of all tokens, each with the numbers of its position.
+    fn affine(&mut self, node: &Node) -> Node {
+        let x = &node.operands[..node.operands.len() - 1];
+        let mut operands: Vec<Operand> = x.iter().map(|x| self.part(x).beside(self.tokens)).collect();
+        operands.push(self.numbers(Source::Places, self.tokens));
+        Node { operands, len: node.len * self.tokens, ..node.clone() }
+    }
+
     /// The node of all tokens.
     fn of_all(&mut self, node: &Node) -> Result<Node, String> {
         let mut parts: Vec<Part> = node.operands.iter().map(|operand| self.part(operand)).collect();
         let compute = match &node.compute {
+            Compute::AffineAtPosition { .. } => return Ok(self.affine(node)),
             Compute::AtPosition { compute, operands } => {
                 parts.pop();
                 for &(at, by) in operands {

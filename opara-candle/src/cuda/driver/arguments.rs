@@ -119,6 +119,11 @@ impl Arguments {
         self.bytes[offset..offset + 8].copy_from_slice(&value.to_ne_bytes());
     }
 
+    /// Overwrites the bytes at an offset.
+    pub(super) fn set_bytes(&mut self, offset: usize, bytes: &[u8]) {
+        self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+
     /// Calls `f` with the launch fields `kernelParams` and `extra`; the pointers are valid during the call.
     pub(super) fn with_raw<T>(&mut self, f: impl FnOnce(*mut *mut c_void, *mut *mut c_void) -> T) -> T {
         let base = self.bytes.as_mut_ptr();

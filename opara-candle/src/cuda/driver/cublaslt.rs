@@ -265,11 +265,13 @@ pub(crate) fn run<T: DeviceRepr>(
     let bias = bias.map_or(0, |bias| kernels::address(bias, device));
     let y = y.device_ptr(&device.cuda_stream()).0;
     // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which outlive the call.
-    unsafe { multiply(device, &Descriptors::new(of, bias)?, chosen, [weight, x], None, y) }
+    unsafe { multiply(device, &Descriptors::new(of, bias)?, chosen, [weight, x], 1., None, y) }
 }
 
 /// The operands of a product that begins with a summand.
 pub(crate) struct Sum<'a, T> {
+    /// Of the product.
+    pub factor: f32,
     pub x: &'a CudaView<'a, T>,
     pub weight: &'a CudaView<'a, T>,
     pub to: &'a CudaView<'a, T>,
@@ -284,7 +286,7 @@ pub(crate) fn run_sum<T: DeviceRepr>(
     device: &CudaDevice,
     of: &ProductSum,
     chosen: &Algorithm,
-    Sum { x, weight, to, bias }: Sum<'_, T>,
+    Sum { factor, x, weight, to, bias }: Sum<'_, T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let ProductSum { dtype, rows, inner, columns, has_bias, .. } = *of;
@@ -298,7 +300,7 @@ pub(crate) fn run_sum<T: DeviceRepr>(
     let bias = bias.map_or(0, |bias| kernels::address(bias, device));
     let y = y.device_ptr(&device.cuda_stream()).0;
     // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which outlive the call.
-    unsafe { multiply(device, &Descriptors::of_sum(of, bias)?, chosen, [weight, x], Some(to), y) }
+    unsafe { multiply(device, &Descriptors::of_sum(of, bias)?, chosen, [weight, x], factor, Some(to), y) }
 }
 
 /// # Safety
@@ -309,6 +311,7 @@ unsafe fn multiply(
     of: &Descriptors,
     chosen: &Algorithm,
     [weight, x]: [u64; 2],
+    factor: f32,
     to: Option<u64>,
     y: u64,
 ) -> Result<()> {
@@ -316,14 +319,14 @@ unsafe fn multiply(
     // SAFETY: only cuBLASLt uses the workspace.
     let workspace = (bytes > 0).then(|| unsafe { device.alloc::<u8>(bytes) }).transpose()?;
     let scratch = workspace.as_ref().map_or(0, |workspace| workspace.device_ptr(&stream).0);
-    let (one, times) = (1f32, if to.is_some() { 1f32 } else { 0. });
+    let times = if to.is_some() { 1f32 } else { 0. };
     // SAFETY: the operands are as the descriptors have them by the caller's promise. The workspace is as large as the algorithm needs, and
     // is freed in stream order.
     unsafe {
         result::matmul(
             handle(device)?,
             of.operation.0,
-            (&raw const one).cast(),
+            (&raw const factor).cast(),
             (&raw const times).cast(),
             weight as *const c_void,
             of.weight.0,

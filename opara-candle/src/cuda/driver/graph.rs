@@ -79,12 +79,13 @@ impl GraphBuilder {
         self.relocation.target(buffer).map_or(old, |start| start + delta)
     }
 
-    /// Notes a node if it accesses arguments of the module. `pointers` are its pointers with their positions.
+    /// Notes a node if it accesses arguments of the module, or has numbers by the length of a text. `pointers` are its pointers with their positions.
     fn bind(&mut self, node: sys::CUgraphNode, launch: BoundLaunch, pointers: impl Iterator<Item = (usize, Pointer)>) {
         let place = |(place, p): (usize, Pointer)| Some((place, self.relocation.argument(p.buffer)?, p.delta));
         let places: Vec<_> = pointers.filter_map(place).collect();
-        if !places.is_empty() {
-            self.bound.push(Bound { node, launch, places });
+        let bound = Bound { node, launch, places, set_for: None };
+        if !bound.places.is_empty() || bound.is_late() {
+            self.bound.push(bound);
         }
     }
 
@@ -141,7 +142,7 @@ impl GraphBuilder {
                 check("cuGraphKernelNodeCopyAttributes", sys::cuGraphKernelNodeCopyAttributes(new, node.template))
             }
         })?;
-        let launch = BoundLaunch::Kernel(Box::new(node.params), arguments);
+        let launch = BoundLaunch::Kernel(Box::new(node.params), arguments, node.by_length.clone());
         self.bind(new, launch, pointers.iter().map(|p| (p.word, *p)));
         if is_early {
             self.begin_early(self.nodes[after[0]], new)?;
@@ -322,12 +323,13 @@ impl Executable {
     pub fn launch(&mut self, arguments: &[Tensor], arenas: &[&MemoryBlock]) -> Result<()> {
         let arguments = self.moved.launched_with(arguments, arenas)?;
         self.graph.stream.bind()?;
-        if self.arguments != arguments {
+        if self.arguments != arguments || self.bound.iter().any(Bound::is_late) {
             // Cleared first: if a call below fails, the next launch sets all addresses again.
             let before = std::mem::take(&mut self.arguments);
             for bound in self.bound.iter_mut().filter(|bound| bound.moves(&before, &arguments)) {
                 // SAFETY: the node belongs to the graph that this executable was made from, which is kept unchanged;
-                // function, geometry and size are the node's own; launches in flight keep what they were given.
+                // function and size are the node's own, and so is the geometry, or it is that of the text's length, as the module
+                // launched the kernel; launches in flight keep what they were given.
                 unsafe { bound.bind_to(self.raw, &arguments)? };
             }
             self.arguments = arguments;

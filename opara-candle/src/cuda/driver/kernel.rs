@@ -8,6 +8,7 @@ use hashbrown::HashMap;
 use opara_interpose::code_of;
 
 use super::arguments::{places, Arguments};
+use super::by_length::ByLength;
 use super::{check, get};
 use crate::trace::Launch;
 use crate::Result;
@@ -20,6 +21,8 @@ pub(in crate::cuda) struct KernelNode {
     pub arguments: Arguments,
     /// The hash of the PTX text that Rust code loaded it from; `None` for kernels of libraries and of C++.
     pub code: Option<u64>,
+    /// The numbers of it that follow from the length of a text.
+    pub by_length: Option<Arc<ByLength>>,
     /// Launch shape and function; the argument pointers are null.
     pub(super) params: sys::CUDA_KERNEL_NODE_PARAMS,
     /// The node that attributes are copied from.
@@ -74,7 +77,7 @@ impl Functions {
             params.extra = std::ptr::null_mut();
             params.kern = std::ptr::null_mut();
             let (name, code) = (function.name.clone(), function.code);
-            Ok(KernelNode { name, launch, arguments, code, params, template: node })
+            Ok(KernelNode { name, launch, arguments, code, by_length: None, params, template: node })
         }
     }
 

@@ -34,7 +34,7 @@ impl Matmul {
     }
 }
 
-/// `x * weight + bias + to` of contiguous row-major matrices, in one call.
+/// `factor * x * weight + bias + to` of contiguous row-major matrices, in one call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ProductSum {
     /// Dtype of all operands: f16 or bf16.

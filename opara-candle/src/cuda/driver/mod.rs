@@ -9,6 +9,7 @@ mod allocation;
 mod arguments;
 mod block_product;
 mod bound;
+mod by_length;
 mod capture;
 mod captured_graph;
 #[cfg(feature = "cudnn")]
@@ -39,6 +40,7 @@ mod written_memory;
 pub(super) use allocation::AllocationTable;
 pub(super) use arguments::Arguments;
 pub(crate) use block_product::block_product;
+pub(crate) use by_length::Length;
 pub(super) use capture::Broken;
 pub(super) use captured_graph::{CapturedGraph, LaunchNode, MemcpyNode, MemsetNode, Node};
 pub(super) use cupti::{Activity, Flush, Watch};
@@ -48,8 +50,8 @@ pub(crate) use handover::Handover;
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::{address_of, Lent};
 pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
-pub(super) use opaque::opaque_launch;
-pub(crate) use opaque::{launch_opaque, opaque_difference, opaque_name, HeldLaunch};
+pub(crate) use opaque::{is_opaque_at, launch_opaque, opaque_at_lengths, opaque_name, opaque_reads, HeldLaunch};
+pub(super) use opaque::{noted_launches, opaque_launch, NotedLaunches};
 #[cfg(feature = "faults")]
 pub use opara_interpose::faults;
 pub(crate) use opara_interpose::unwatched;

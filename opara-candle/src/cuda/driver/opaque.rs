@@ -1,15 +1,17 @@
 //! Launches of kernels of which nobody knows what they compute, with other operands.
 
+use std::cell::RefCell;
 use std::sync::{Arc, LazyLock, Weak};
 
 use candle::Tensor;
-use cudarc::driver::sys::{self, CUkernelNodeAttrID, CUkernelNodeAttrValue};
+use cudarc::driver::sys::{self, CUfunction, CUkernelNodeAttrID, CUkernelNodeAttrValue};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
+use super::by_length::{ByLength, Length};
 use super::kernel::KernelNode;
 use super::memory::address_of;
-use super::{check, get, Arguments};
+use super::{check, get, position};
 use crate::{Error, Result};
 
 /// A launch whose pointers to operands are null.
@@ -32,8 +34,13 @@ pub(crate) struct HeldLaunch(#[expect(dead_code, reason = "is held, not read")] 
 
 impl OpaqueLaunch {
     fn is_same(&self, other: &Self) -> bool {
-        (self.kernel.params.func, self.kernel.launch, &self.kernel.arguments, &self.reads, self.result)
-            == (other.kernel.params.func, other.kernel.launch, &other.kernel.arguments, &other.reads, other.result)
+        let of = |of: &Self| (of.kernel.launch, of.kernel.by_length.clone());
+        self.pointers() == other.pointers() && of(self) == of(other) && self.kernel.arguments == other.kernel.arguments
+    }
+
+    /// The kernel, and where it has pointers.
+    fn pointers(&self) -> (CUfunction, &[usize], usize) {
+        (self.kernel.params.func, &self.reads, self.result)
     }
 }
 
@@ -107,22 +114,73 @@ pub(crate) fn opaque_name(number: u64) -> String {
     LAUNCHES.lock().get(number).map_or_else(String::new, |of| of.kernel.name.to_string())
 }
 
-/// In what two launches differ.
-pub(crate) fn opaque_difference(a: u64, b: u64) -> String {
-    let all = LAUNCHES.lock();
-    let [Some(a), Some(b)] = [a, b].map(|number| all.get(number)) else { return "kernel".into() };
-    if a.kernel.launch != b.kernel.launch {
-        return "number of blocks or threads".into();
+/// How many tensors a launch reads.
+pub(crate) fn opaque_reads(number: u64) -> usize {
+    LAUNCHES.lock().get(number).map_or(0, |of| of.reads.len())
+}
+
+/// The number of the launch that these are behind texts of so many tokens, in ascending order: that of a launch whose numbers follow from
+/// `length`.
+///
+/// # Errors
+/// In what they differ otherwise.
+pub(crate) fn opaque_at_lengths(
+    launches: &[(u64, u64)],
+    length: &Length,
+) -> std::result::Result<(u64, HeldLaunch), String> {
+    let mut all = LAUNCHES.lock();
+    let held: Option<Vec<_>> = launches.iter().map(|&(number, at)| Some((all.get(number)?, at))).collect();
+    let Some(held) = held.filter(|of| !of.is_empty()) else { return Err("kernel".into()) };
+    let (first, _) = &held[0];
+    if held.iter().any(|(of, _)| of.pointers() != first.pointers()) {
+        return Err("kernel, or number of pointers".into());
     }
-    let of = |arguments: &Arguments, at| arguments.argument(at).map(|(_, bytes)| bytes.to_vec());
-    let differs = |at: &usize| of(&a.kernel.arguments, *at) != of(&b.kernel.arguments, *at);
-    match (0..a.kernel.arguments.count()).find(differs) {
-        Some(at) => format!("argument {at}"),
-        None => "number of pointers".into(),
+    let kernels: Vec<_> = held.iter().map(|(of, at)| (&of.kernel.arguments, &of.kernel.launch, *at)).collect();
+    let by_length = Some(Arc::new(ByLength::of(&kernels, length)?));
+    let kernel = KernelNode { by_length, ..first.kernel.clone() };
+    Ok(all.number(OpaqueLaunch { kernel, reads: first.reads.clone(), result: first.result }))
+}
+
+/// Is the launch `number` the one whose numbers follow from the length, `at_lengths`, behind so many tokens?
+pub(crate) fn is_opaque_at(at_lengths: u64, length: u64, number: u64) -> bool {
+    let all = LAUNCHES.lock();
+    let (Some(of), Some(other)) = (all.get(at_lengths), all.get(number)) else { return false };
+    let [own, other_launch] = [&of, &other].map(|of| (&of.kernel.arguments, &of.kernel.launch));
+    let is_like = |by: &Arc<ByLength>| by.is_at(length, own, other_launch);
+    of.pointers() == other.pointers() && of.kernel.by_length.as_ref().is_some_and(is_like)
+}
+
+thread_local! {
+    /// The launches of this thread's capture whose numbers follow from a length, with its position behind each; `None` outside of one.
+    static NOTED: RefCell<Option<Vec<(usize, Arc<ByLength>)>>> = const { RefCell::new(None) };
+}
+
+/// The launches of a capture whose numbers follow from a length, by their nodes.
+#[derive(Default)]
+pub(in crate::cuda) struct NotedLaunches(HashMap<usize, Arc<ByLength>>);
+
+impl NotedLaunches {
+    /// Says of a captured kernel how its numbers follow from a length, if they do.
+    pub fn tell(&self, kernel: &mut KernelNode) {
+        kernel.by_length = self.0.get(&(kernel.template as usize)).cloned();
     }
 }
 
-/// Launches a kernel with these operands, each as large as when it was captured, and this result.
+/// Runs `f`, which captures on this thread, and notes its launches whose numbers follow from a length.
+pub(in crate::cuda) fn noted_launches<T>(f: impl FnOnce() -> T) -> (T, NotedLaunches) {
+    struct Restore(Option<Vec<(usize, Arc<ByLength>)>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            NOTED.set(self.0.take());
+        }
+    }
+    let _restore = Restore(NOTED.replace(Some(Vec::new())));
+    let result = f();
+    (result, NotedLaunches(NOTED.take().into_iter().flatten().collect()))
+}
+
+/// Launches a kernel with these operands, each as large as when it was captured, and this result. Numbers that follow from a length are
+/// those of its text now.
 ///
 /// # Errors
 /// Operands that are not on a CUDA device, and a failed launch.
@@ -137,7 +195,10 @@ pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> R
     kernel.arguments.set_word(of.result, address_of(result)?);
     let stream = result.device().as_cuda_device()?.cuda_stream();
     stream.context().bind_to_thread().map_err(super::wrap("cuCtxSetCurrent"))?;
-    let (function, launch) = (kernel.params.func, kernel.launch);
+    let (function, mut launch) = (kernel.params.func, kernel.launch);
+    if let Some(of) = &kernel.by_length {
+        of.set(&mut kernel.arguments, &mut launch.grid, launch.block);
+    }
     let ([x, y, z], [tx, ty, tz]) = (launch.grid, launch.block);
     check(
         "cuLaunchKernel",
@@ -147,5 +208,9 @@ pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> R
             let shared = launch.dynamic_shared;
             sys::cuLaunchKernel(function, x, y, z, tx, ty, tz, shared, stream.cu_stream(), parameters, extra)
         }),
-    )
+    )?;
+    if let Some(of) = kernel.by_length {
+        NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push((position(), of.clone()))));
+    }
+    Ok(())
 }

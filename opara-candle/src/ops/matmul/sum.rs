@@ -5,25 +5,26 @@ use candle::{Device, Result, Tensor};
 #[cfg(feature = "cuda")]
 use super::sum_cuda;
 
-/// `x * weight + bias + to`, of `x`, `(rows, inner)`, and `to`, `(rows, columns)`. The weight is `(columns, inner)`, if `true` stands
+/// `factor * x * weight + bias + to`, of `x`, `(rows, inner)`, and `to`, `(rows, columns)`. The weight is `(columns, inner)`, if `true` stands
 /// beside it, else `(inner, columns)`. On a GPU one launch computes it where that is faster, and rounds once.
 ///
 /// # Errors
 /// Shapes or dtypes that do not agree.
 pub(crate) fn product_sum(
-    x: &Tensor,
+    (factor, x): (f32, &Tensor),
     (weight, is_by_rows): (&Tensor, bool),
     bias: Option<&Tensor>,
     to: &Tensor,
 ) -> Result<Tensor> {
     let apart = || {
         let product = if is_by_rows { x.matmul(&weight.t()?)? } else { x.matmul(weight)? };
+        let product = if factor == 1. { product } else { (product * f64::from(factor))? };
         let product = bias.map_or(Ok(product.clone()), |bias| product.broadcast_add(bias))?;
         product + to
     };
     match x.device() {
         Device::Cuda(_) => {
-            gpu!(sum_cuda::product_sum(x, (weight, is_by_rows), bias, to, apart))?.map_or_else(apart, Ok)
+            gpu!(sum_cuda::product_sum((factor, x), (weight, is_by_rows), bias, to, apart))?.map_or_else(apart, Ok)
         }
         _ => apart(),
     }

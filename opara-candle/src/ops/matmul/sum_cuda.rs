@@ -35,7 +35,7 @@ const ALGORITHMS: usize = 3;
 
 /// The operator of the same name; `apart` is the same by two launches or more. `None` if cuBLASLt does not compute it.
 pub(super) fn product_sum(
-    x: &Tensor,
+    (factor, x): (f32, &Tensor),
     (weight, is_by_rows): (&Tensor, bool),
     bias: Option<&Tensor>,
     to: &Tensor,
@@ -60,14 +60,15 @@ pub(super) fn product_sum(
     let operands = [Some(x), Some(weight), Some(to), bias];
     let run = |implementation| match (implementation, x.dtype()) {
         (Implementation::Apart, _) => apart(),
-        (Implementation::Together(algorithm), DType::F16) => together::<f16>(&of, &algorithm, operands),
-        (Implementation::Together(algorithm), _) => together::<bf16>(&of, &algorithm, operands),
+        (Implementation::Together(algorithm), DType::F16) => together::<f16>(&of, factor, &algorithm, operands),
+        (Implementation::Together(algorithm), _) => together::<bf16>(&of, factor, &algorithm, operands),
     };
     IMPLEMENTATIONS.run(device, of, implementations, || Ok(Implementation::Apart), run).map(Some)
 }
 
 fn together<T: CudaDType + WithDType + DeviceRepr>(
     of: &ProductSum,
+    factor: f32,
     algorithm: &Algorithm,
     operands: [Option<&Tensor>; 4],
 ) -> Result<Tensor> {
@@ -76,7 +77,7 @@ fn together<T: CudaDType + WithDType + DeviceRepr>(
     let y = with_elements::<T, _, 4>(operands, |operands| {
         let [Some(x), Some(weight), Some(to), bias] = &operands else { bail!("a product without an operand") };
         written::<T>(device, of.rows * of.columns, |y| {
-            let sum = Sum { x, weight, to, bias: bias.as_ref() };
+            let sum = Sum { factor, x, weight, to, bias: bias.as_ref() };
             cublaslt::run_sum(device, of, algorithm, sum, y)
         })
     })?;
@@ -105,7 +106,8 @@ mod tests {
                 let bias = numbers(4, (1, columns), dtype)?.flatten_all()?;
                 let wide = |t: &Tensor| t.to_dtype(DType::F64);
                 let matrix = if is_by_rows { wide(&weight)?.t()? } else { wide(&weight)? };
-                let mut expected = (wide(&x)?.matmul(&matrix)? + wide(&to)?)?;
+                let factor = if has_bias { 1. } else { -1.5 };
+                let mut expected = ((wide(&x)?.matmul(&matrix)? * f64::from(factor))? + wide(&to)?)?;
                 if has_bias {
                     expected = expected.broadcast_add(&wide(&bias)?)?;
                 }
@@ -121,11 +123,11 @@ mod tests {
                 let operands = [Some(&x), Some(&weight), Some(&to), bias.as_ref()];
                 for algorithm in cublaslt::algorithms_of_sum(device.as_cuda_device()?, &of, ALGORITHMS)? {
                     check(&match dtype {
-                        DType::F16 => together::<f16>(&of, &algorithm, operands)?,
-                        _ => together::<bf16>(&of, &algorithm, operands)?,
+                        DType::F16 => together::<f16>(&of, factor, &algorithm, operands)?,
+                        _ => together::<bf16>(&of, factor, &algorithm, operands)?,
                     })?;
                 }
-                check(&crate::ops::product_sum(&x, (&weight, is_by_rows), bias.as_ref(), &to)?)?;
+                check(&crate::ops::product_sum((factor, &x), (&weight, is_by_rows), bias.as_ref(), &to)?)?;
             }
         }
         Ok(())

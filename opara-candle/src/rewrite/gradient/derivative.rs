@@ -19,7 +19,7 @@ pub(super) fn derivative(compute: &Compute) -> Option<Derivative<'_>> {
         Compute::Attention(scores) => Box::new(|step| attention::attention(step, scores)),
         Compute::Linear { activation: None } => Box::new(products::linear),
         Compute::ActivatedProduct { activation } => Box::new(|step| products::activated(step, activation)),
-        Compute::ProductSum => Box::new(products::product_sum),
+        Compute::ProductSum { factor } => Box::new(|step| products::product_sum(step, *factor)),
         Compute::LogSoftmaxAt { columns } => Box::new(|step| rows::log_softmax_at(step, *columns)),
         Compute::RowMean { columns, factor } => Box::new(|step| rows::sum(step, *columns, (*factor).into())),
         &Compute::RowNorm { columns, epsilon, is_rms } => norm(Norm { columns, epsilon, is_rms, summands: 1 }),

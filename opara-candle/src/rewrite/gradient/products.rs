@@ -72,28 +72,35 @@ pub(super) fn linear(step: &mut Step) -> Result<()> {
     if small(step, Activation::None)? {
         return Ok(());
     }
-    of_linear(step, step.node.operands.len())
+    of_linear(step, 1., step.node.operands.len())
 }
 
-/// The same with a summand.
-pub(super) fn product_sum(step: &mut Step) -> Result<()> {
+/// The same times a factor, with a summand.
+pub(super) fn product_sum(step: &mut Step, factor: f32) -> Result<()> {
     let summand = step.node.operands.len() - 1;
     if step.needs(summand) {
         step.give(summand, step.whole_gradient())?;
     }
-    of_linear(step, summand)
+    of_linear(step, factor, summand)
 }
 
-/// The gradients of rows, weight and bias, if there is one before the operand `end`.
-fn of_linear(step: &mut Step, end: usize) -> Result<()> {
+/// The gradients of rows and weight, whose product has a factor, and of the bias, if there is one before the operand `end`.
+fn of_linear(step: &mut Step, factor: f32, end: usize) -> Result<()> {
     let (x, weight) = (step.of.own(&step.node.operands[0])?, step.of.own(&step.node.operands[1])?);
     let g = step.typed_gradient(&[x.dim(0)?, weight.dim(0)?])?;
     // Products of f32 are faster as sums of several, for which operands are copied.
     let precision = step.node.precision;
     let is_split = step.is_typed() && x.dtype() == DType::F32;
-    let product = |a: &Tensor, b: &Tensor| match is_split {
-        true => linear_in(precision, &a.contiguous()?, &b.t()?.contiguous()?, None, Activation::None),
-        false => multiply(a, b),
+    let product = |a: &Tensor, b: &Tensor| {
+        let product = match is_split {
+            true => linear_in(precision, &a.contiguous()?, &b.t()?.contiguous()?, None, Activation::None),
+            false => multiply(a, b),
+        }?;
+        if factor == 1. {
+            Ok(product)
+        } else {
+            product * f64::from(factor)
+        }
     };
     if step.needs(0) {
         // The gradient that others gave is where the product begins; but small products run beside each other instead.
@@ -101,7 +108,7 @@ fn of_linear(step: &mut Step, end: usize) -> Result<()> {
         let of_x = match taken {
             Some(taken) => {
                 let taken = shaped(&taken, x.dims())?.contiguous()?;
-                product_sum_of(&g.contiguous()?, (&weight.contiguous()?, false), None, &taken)?
+                product_sum_of((factor, &g.contiguous()?), (&weight.contiguous()?, false), None, &taken)?
             }
             None => product(&g, &weight)?,
         };

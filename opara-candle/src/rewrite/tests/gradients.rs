@@ -393,8 +393,12 @@ fn of_products_of_activations() -> Result<()> {
 #[test]
 fn of_products_with_summands() -> Result<()> {
     let (x, weight, summand) = (floats(0.7, &[3, 4])?, floats(1.3, &[2, 4])?, floats(0.2, &[6])?);
-    check_compute(Compute::ProductSum, &[x.clone(), weight.clone(), summand.clone()], 6)?;
-    check_compute(Compute::ProductSum, &[x.clone(), weight.clone(), floats(1.7, &[2])?, summand], 6)
+    for factor in [1., -1.5] {
+        let compute = || Compute::ProductSum { factor };
+        check_compute(compute(), &[x.clone(), weight.clone(), summand.clone()], 6)?;
+        check_compute(compute(), &[x.clone(), weight.clone(), floats(1.7, &[2])?, summand.clone()], 6)?;
+    }
+    Ok(())
 }
 
 /// Products whose rows are padded have the numbers and gradients that they had.

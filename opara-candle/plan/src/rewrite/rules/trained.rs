@@ -15,8 +15,8 @@ pub(super) const RULES: [Rule; 5] = [
     rule!("norm-of-rows": norm() => own_norm),
     // x @ w in 16 bits -> a product by the rows of its weight; of f32 another rule makes it
     rule!("product-by-rows": matmul() => product_by_rows),
-    // x @ w + b + y in 16 bits -> one product, which begins with y
-    rule!("product-sum": add(p = product(), y) => join_sum),
+    // c * (x @ w) + y or x @ w + b + y in 16 bits -> one product, which begins with y
+    rule!("product-sum": add(p = product(), y) => |found| join_sum(found, 1.); add(f = times(p = product()), y) => join_scaled),
     // f(batch_norm(x)) -> one launch, which keeps x
     rule!("activated-batch-norm": unary(y) => join_norm),
     // f(x) @ w + b -> one product, which keeps x
@@ -55,21 +55,34 @@ fn has_16_bits(node: &Node) -> bool {
     matches!(node.element, Element::F16 | Element::Bf16)
 }
 
-fn join_sum(found: &Found) -> Option<Node> {
+fn join_scaled(found: &Found) -> Option<Node> {
+    let [factor, _] = found.affine("f")?;
+    let has_bias = found.product("p")?.bias.is_some();
+    (!has_bias).then(|| join_sum(found, factor)).flatten()
+}
+
+fn join_sum(found: &Found, factor: f32) -> Option<Node> {
     let (facts, root, y) = (found.facts, found.root(), found.operand("y")?);
-    facts.only(found.operand("p")?)?;
+    let at = facts.only(found.operand("p")?)?;
     let product = found.product("p")?;
-    // The product waits for nothing else then. What does not come before it runs beside it.
-    let comes_before = match y.value {
-        Value::Input(_) => true,
-        Value::Node(of) => is_computed_from(facts, facts.whole(found.operand("p")?)?, of),
-    };
     let is_all = y.is_whole(root.len) && facts.graph.len(y.value) == root.len;
-    if !has_16_bits(root) || !is_all || !comes_before || !facts.have_type_of(root, [&product.x, y]) {
+    let waits_for_little = match y.value {
+        Value::Input(_) => true,
+        Value::Node(of) => is_computed_from(facts, at, of) || is_small_beside(facts, &product, of),
+    };
+    if !has_16_bits(root) || !is_all || !waits_for_little || !facts.have_type_of(root, [&product.x, y]) {
         return None;
     }
     let operands = [product.x.clone()].into_iter().chain(product.vectors()).chain([y.clone()]).collect();
-    Some(found.replace_by(Compute::ProductSum, operands))
+    Some(found.replace_by(Compute::ProductSum { factor }, operands))
+}
+
+/// Whether a product takes a small part of the time of a node, which is a product of the same size: then it may wait for that. Others run
+/// beside each other.
+fn is_small_beside(facts: &Facts, product: &Product, at: usize) -> bool {
+    const MANY: u64 = 8;
+    let inner = |product: &Product| product.x.dims.last().map_or(0, |dim| dim.len);
+    Product::of(facts, at).is_some_and(|other| inner(&other) >= MANY * inner(product))
 }
 
 /// Whether a node is computed from an earlier one.

@@ -82,7 +82,7 @@ fn a_product_begins_with_what_is_added_to_it() {
     let names = |graph: &mut Graph| rules::apply_trained(graph).iter().map(|of| of.rule).collect::<Vec<_>>();
     assert_eq!(names(&mut graph), ["product-by-rows", "product-sum"]);
     let sum = &graph.nodes[1];
-    assert_eq!((&sum.compute, sum.operands.len()), (&Compute::ProductSum, 3));
+    assert_eq!((&sum.compute, sum.operands.len()), (&Compute::ProductSum { factor: 1. }, 3));
     assert_eq!(sum.operands[2].value, Value::Input(2));
     assert_eq!(graph.live(), [false, true]);
     // A product that others read stays, and so does one of f32. Two products run beside each other, also if one is scaled.
@@ -101,7 +101,15 @@ fn a_product_begins_with_what_is_added_to_it() {
     scaled.nodes.insert(2, half);
     scaled.nodes[3].operands[1].value = Value::Node(2);
     scaled.outputs[0].value = Value::Node(3);
-    for mut other in [summed(Element::F16, true), summed(Element::F32, false), two, scaled] {
+    for mut other in [summed(Element::F16, true), summed(Element::F32, false), two, scaled.clone()] {
         assert!(!names(&mut other).contains(&"product-sum"));
     }
+    // One that takes little of the other's time begins with that, also if it is scaled.
+    for (value, dims) in [(1, [(1, 0), (3, 64), (64, 1)]), (2, [(1, 0), (64, 1), (2, 64)])] {
+        scaled.inputs.push(Input { len: 192 >> value, ..scaled.inputs[value - 1].clone() });
+        scaled.nodes[0].operands[value - 1] = strided(Value::Input(2 + value), &dims);
+    }
+    assert!(names(&mut scaled).contains(&"product-sum"));
+    let sum = scaled.nodes.last().unwrap();
+    assert_eq!((&sum.compute, sum.operands[2].value), (&Compute::ProductSum { factor: 0.5 }, Value::Node(0)));
 }

@@ -1,0 +1,235 @@
+//! Arguments and blocks of a launch that follow from the length of a text, which the host knows.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use super::arguments::Arguments;
+use crate::trace::Launch;
+
+/// How many tokens the text of a decoder has. Its steps take turns, so that it is the same while one is launched.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Length(Arc<AtomicU64>);
+
+impl Length {
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub fn set(&self, tokens: u64) {
+        self.0.store(tokens, Ordering::Relaxed);
+    }
+}
+
+impl PartialEq for Length {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+/// A launch as it is behind texts of all lengths: the numbers in it that are others behind each.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cuda) struct ByLength {
+    length: Length,
+    numbers: Vec<Number>,
+    /// The axes along which there are other numbers of blocks.
+    blocks: Vec<(usize, Blocks)>,
+}
+
+/// A number in the arguments: `zero` behind no token, and `step` more with each.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Number {
+    offset: usize,
+    kind: Kind,
+    zero: f64,
+    step: f64,
+}
+
+/// How bytes are a number.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    I32,
+    I64,
+    F32,
+    F64,
+}
+
+/// Blocks along an axis.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Blocks {
+    /// So many behind no token, and so many more with each.
+    Affine([i64; 2]),
+    /// As many as a number in the arguments, of this index, fills, which is divided by the threads of a block.
+    Fill(usize),
+}
+
+impl Kind {
+    /// The ways in which so many bytes may be a number, whole ones first.
+    fn of(bytes: usize) -> &'static [Self] {
+        match bytes {
+            4 => &[Kind::I32, Kind::F32],
+            8 => &[Kind::I64, Kind::F64],
+            _ => &[],
+        }
+    }
+
+    fn read(self, bytes: &[u8]) -> Option<f64> {
+        Some(match self {
+            Kind::I32 => f64::from(i32::from_ne_bytes(bytes.try_into().ok()?)),
+            Kind::I64 => i64::from_ne_bytes(bytes.try_into().ok()?) as f64,
+            Kind::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().ok()?)),
+            Kind::F64 => f64::from_ne_bytes(bytes.try_into().ok()?),
+        })
+    }
+
+    fn written(self, number: f64) -> Vec<u8> {
+        match self {
+            Kind::I32 => (number as i32).to_ne_bytes().to_vec(),
+            Kind::I64 => (number as i64).to_ne_bytes().to_vec(),
+            Kind::F32 => (number as f32).to_ne_bytes().to_vec(),
+            Kind::F64 => number.to_ne_bytes().to_vec(),
+        }
+    }
+}
+
+impl Number {
+    /// The number that these bytes are behind so many tokens each, if each token adds as much.
+    fn of(offset: usize, bytes: &[(&[u8], u64)]) -> Option<Self> {
+        let [(first, from), .., (last, to)] = bytes else { return None };
+        let number = |&kind: &Kind| {
+            let (a, b) = (kind.read(first)?, kind.read(last)?);
+            let step = (b - a) / (to.checked_sub(*from)? as f64);
+            let number = Self { offset, kind, zero: a - step * *from as f64, step };
+            bytes.iter().all(|(bytes, length)| number.at(*length) == *bytes).then_some(number)
+        };
+        Kind::of(first.len()).iter().find_map(number)
+    }
+
+    fn value(&self, length: u64) -> f64 {
+        let number = self.zero + self.step * length as f64;
+        if matches!(self.kind, Kind::I32 | Kind::I64) {
+            number.round()
+        } else {
+            number
+        }
+    }
+
+    fn at(&self, length: u64) -> Vec<u8> {
+        self.kind.written(self.value(length))
+    }
+}
+
+impl ByLength {
+    /// The launch of one kernel that these are, by their arguments, behind so many tokens each, in ascending order. Their pointers are null.
+    ///
+    /// # Errors
+    /// In what they differ beside numbers to which each token adds as much.
+    pub fn of(launches: &[(&Arguments, &Launch, u64)], length: &Length) -> Result<Self, String> {
+        let Some((arguments, first, _)) = launches.first() else { return Err("kernel".into()) };
+        let is_alike = |of: &Launch| (of.block, of.dynamic_shared) == (first.block, first.dynamic_shared);
+        if !launches.iter().all(|(_, of, _)| is_alike(of)) {
+            return Err("number of threads, or of bytes of shared memory".into());
+        }
+        let mut numbers = Vec::new();
+        for at in 0..arguments.count() {
+            let said = || format!("argument {at}, which does not grow by as much with each token");
+            let of = launches.iter().map(|(of, _, length)| Some((of.argument(at)?, *length)));
+            let of = of.collect::<Option<Vec<_>>>().ok_or_else(said)?;
+            let ((start, bytes), _) = of[0];
+            // A structure is numbers of four bytes.
+            let size = if matches!(bytes.len(), 4 | 8) { bytes.len() } else { 4 };
+            for from in (0..bytes.len()).step_by(size) {
+                let end = (from + size).min(bytes.len());
+                let parts: Vec<_> = of.iter().map(|((_, bytes), length)| (&bytes[from..end], *length)).collect();
+                if parts.iter().any(|(bytes, _)| *bytes != parts[0].0) {
+                    numbers.push(Number::of(start + from, &parts).ok_or_else(said)?);
+                }
+            }
+        }
+        let mut blocks = Vec::new();
+        for (axis, &threads) in first.block.iter().enumerate() {
+            let of: Vec<_> = launches.iter().map(|(_, of, length)| (u64::from(of.grid[axis]), *length)).collect();
+            if of.iter().any(|(count, _)| *count != of[0].0) {
+                let found = Blocks::of(&of, &numbers, threads);
+                blocks.push((axis, found.ok_or("number of blocks, which follows from no argument")?));
+            }
+        }
+        Ok(Self { length: length.clone(), numbers, blocks })
+    }
+
+    /// Has the text as many tokens as a launch was set for?
+    pub fn is_set_for(&self, length: Option<u64>) -> bool {
+        length == Some(self.length.get())
+    }
+
+    /// Sets the numbers to those of the text's length, which it returns.
+    pub fn set(&self, arguments: &mut Arguments, grid: &mut [u32; 3], threads: [u32; 3]) -> u64 {
+        let length = self.length.get();
+        self.set_for(length, arguments, grid, threads);
+        length
+    }
+
+    /// Is a launch this one of a text of so many tokens? Pointers of both are null.
+    pub fn is_at(&self, length: u64, (own, launch): (&Arguments, &Launch), other: (&Arguments, &Launch)) -> bool {
+        let (mut arguments, mut grid) = (own.clone(), launch.grid);
+        self.set_for(length, &mut arguments, &mut grid, launch.block);
+        (&arguments, &Launch { grid, ..*launch }) == other
+    }
+
+    fn set_for(&self, length: u64, arguments: &mut Arguments, grid: &mut [u32; 3], threads: [u32; 3]) {
+        for number in &self.numbers {
+            arguments.set_bytes(number.offset, &number.at(length));
+        }
+        for (axis, blocks) in &self.blocks {
+            grid[*axis] = blocks.at(length, &self.numbers, threads[*axis]);
+        }
+    }
+}
+
+impl Blocks {
+    fn of(counts: &[(u64, u64)], numbers: &[Number], threads: u32) -> Option<Self> {
+        let [(first, from), .., (last, to)] = counts else { return None };
+        let step = (*last as i64 - *first as i64).checked_div(*to as i64 - *from as i64)?;
+        let affine = Blocks::Affine([*first as i64 - step * *from as i64, step]);
+        let is = |blocks: &Self| counts.iter().all(|&(count, at)| u64::from(blocks.at(at, numbers, threads)) == count);
+        [affine].into_iter().chain((0..numbers.len()).map(Blocks::Fill)).find(is)
+    }
+
+    fn at(&self, length: u64, numbers: &[Number], threads: u32) -> u32 {
+        match *self {
+            Blocks::Affine([zero, step]) => (zero + step * length as i64).clamp(0, i64::from(u32::MAX)) as u32,
+            Blocks::Fill(of) => (numbers[of].value(length).max(0.) as u64).div_ceil(u64::from(threads.max(1))) as u32,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes<const N: usize>(all: &[([u8; N], u64)]) -> Vec<(&[u8], u64)> {
+        all.iter().map(|(bytes, length)| (&bytes[..], *length)).collect()
+    }
+
+    #[test]
+    fn numbers_grow_by_as_much_with_each_token() {
+        let whole = [5u32, 6, 60, 61].map(|length| ((3 * length + 7).to_ne_bytes(), u64::from(length)));
+        let number = Number::of(8, &bytes(&whole)).expect("it is affine");
+        assert_eq!((number.kind, number.at(30)), (Kind::I32, 97u32.to_ne_bytes().to_vec()));
+        let falling = [5i64, 6, 60].map(|length| ((9 - length).to_ne_bytes(), length as u64));
+        assert_eq!(Number::of(0, &bytes(&falling)).map(|of| of.at(10)), Some((-1i64).to_ne_bytes().to_vec()));
+        let floats = [5u8, 6, 60].map(|length| ((f32::from(length) * 0.5).to_ne_bytes(), u64::from(length)));
+        let number = Number::of(0, &bytes(&floats)).expect("it is affine");
+        assert_eq!((number.kind, number.at(7)), (Kind::F32, 3.5f32.to_ne_bytes().to_vec()));
+        let squares = [5u32, 6, 60].map(|length| ((length * length).to_ne_bytes(), u64::from(length)));
+        assert_eq!(Number::of(0, &bytes(&squares)), None);
+    }
+
+    #[test]
+    fn blocks_are_affine_or_filled_by_a_number() {
+        let number = Number { offset: 0, kind: Kind::I32, zero: 1., step: 1. };
+        assert_eq!(Blocks::of(&[(6, 5), (7, 6), (61, 60)], &[], 32), Some(Blocks::Affine([1, 1])));
+        let filled = Blocks::of(&[(1, 5), (1, 6), (2, 60), (2, 61)], &[number], 32).expect("a number fills them");
+        assert_eq!((filled, filled.at(95, &[number], 32)), (Blocks::Fill(0), 3));
+        assert_eq!(Blocks::of(&[(1, 5), (1, 6), (9, 60)], &[number], 32), None);
+    }
+}
