@@ -184,6 +184,18 @@ impl Builder {
         self
     }
 
+    /// Limit of a training step's device memory, beside variables, moments, batch and outputs, in bytes: `Counts::arena_bytes` of its
+    /// report. Default: none.
+    ///
+    /// The way back reads values of the way forward. Where they take more than the limit, [`build_train`](Self::build_train) divides the
+    /// forward pass into segments, keeps the values that later ones read, and computes each segment again on the way back. Losses and
+    /// gradients keep their bits. It takes the fewest segments that fit, and builds a step for each count that it tries. For batches of
+    /// other shapes it estimates the count.
+    pub fn train_memory(mut self, bytes: u64) -> Self {
+        self.0.train_memory = Some(bytes);
+        self
+    }
+
     /// Benchmarks the chosen schedule on the GPU against up to three challengers while building, and keeps the fastest: the
     /// sequential schedule; the graph's own edges in recorded order ([`BuiltIn::Dag`](opara_plan::schedule::BuiltIn::Dag), if that makes at
     /// most 1,024 branches); and, if the schedule has more than 32 streams, the same on 32. Graphs above 4,096 launches are not

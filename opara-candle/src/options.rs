@@ -69,6 +69,8 @@ pub(crate) struct Options {
     /// Settings of the search for a schedule, if there is a search.
     pub tuning: Option<Search>,
     pub settings: Settings,
+    /// Bytes that a training step may take beside what it reads and writes.
+    pub train_memory: Option<u64>,
     pub verify: bool,
     /// Does the user promise that host code of the module does not depend on values?
     pub is_pure: bool,
@@ -151,6 +153,7 @@ impl Default for Options {
             check: false,
             tuning: None,
             settings: Settings::default(),
+            train_memory: None,
             verify: true,
             is_pure: false,
             further: Vec::new(),

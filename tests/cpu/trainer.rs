@@ -91,3 +91,13 @@ fn optimizers_of_nothing_are_errors() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+#[test]
+fn candles_backward_pass_has_no_segments() -> anyhow::Result<()> {
+    let w = Var::from_tensor(&waves(0, 4)?)?;
+    let optimizer = SGD::of_named(vec![("w".into(), w.clone())], 0.1.into())?;
+    let loss = move |x: &[Tensor]| Ok(vec![(w.as_tensor() * &x[0])?.sum_all()?]);
+    let built = OparaExecutor::builder().train_memory(1 << 30).build_train(loss, &optimizer, &[waves(1, 4)?]);
+    assert!(matches!(built.err(), Some(Error::Training(TrainError::NoSegments))));
+    Ok(())
+}

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use candle::{DType, Result, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW};
 use opara_candle::optim::AdamW;
-use opara_candle::{Error, Numerics, OnUncapturable, OparaExecutor};
+use opara_candle::{Error, Numerics, OnUncapturable, OparaExecutor, TrainError};
 use parking_lot::Mutex;
 
 use crate::common::gpu;
@@ -106,5 +106,67 @@ fn memory_that_nobody_trains_is_read_where_it_lies() -> anyhow::Result<()> {
     *base.lock() = numbers(0.2)?;
     let error = trainer.step(&[x]).expect_err("the memory was freed");
     assert!(error.to_string().contains("frees memory"), "{error}");
+    Ok(())
+}
+
+/// 24 layers of 64 columns with sums around them, of 4,096 rows.
+struct Deep {
+    optimizer: AdamW,
+    weights: Vec<(String, Var)>,
+    batch: [Tensor; 1],
+}
+
+impl Deep {
+    fn new(device: &candle::Device) -> anyhow::Result<Self> {
+        let weight = |at: usize| -> Result<(String, Var)> {
+            let numbers = Tensor::arange(0f32, 4096., device)?.affine(1.3 + at as f64, 0.1)?.sin()?;
+            Ok((format!("{at:02}"), Var::from_tensor(&(numbers * 0.1)?.reshape((64, 64))?)?))
+        };
+        let weights = (0..24).map(weight).collect::<Result<Vec<_>>>()?;
+        let optimizer = AdamW::of_named(weights.clone(), ParamsAdamW { lr: 1e-3, ..Default::default() })?;
+        let batch = [Tensor::arange(0f32, 4096. * 64., device)?.sin()?.reshape((4096, 64))?];
+        Ok(Self { optimizer, weights, batch })
+    }
+
+    fn build(&self, limit: Option<u64>) -> opara_candle::Result<opara_candle::Trainer<ParamsAdamW>> {
+        let weights = self.weights.clone();
+        let loss = move |x: &[Tensor]| {
+            let mut y = x[0].clone();
+            for (_, weight) in &weights {
+                y = (&y + y.matmul(weight.as_tensor())?.gelu()?.tanh()?)?;
+            }
+            Ok(vec![y.sqr()?.mean_all()?])
+        };
+        let builder = limit.into_iter().fold(accurate(), opara_candle::Builder::train_memory);
+        builder.benchmark_challengers(false).build_train(loss, &self.optimizer, &self.batch)
+    }
+}
+
+#[test]
+fn steps_in_segments_take_less_memory_and_keep_their_bits() -> anyhow::Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let (all, less) = (Deep::new(&device)?, Deep::new(&device)?);
+    let bytes = |trainer: &opara_candle::Trainer<_>| trainer.report().map_or(0, |report| report.counts().arena_bytes);
+    let mut whole = all.build(None)?;
+    let limit = bytes(&whole) / 2;
+    let mut parts = less.build(Some(limit))?;
+    println!("{} bytes, in {} segments {}", bytes(&whole), parts.segments(&less.batch)?, bytes(&parts));
+    assert!(bytes(&parts) <= limit);
+    assert_eq!((whole.segments(&all.batch)?, parts.segments(&less.batch)? > 1), (1, true));
+    for step in 0..5 {
+        let [expected, got] = [whole.step(&all.batch)?, parts.step(&less.batch)?].map(|loss| loss.to_scalar::<f32>());
+        assert_eq!(expected?, got?, "step {step}");
+    }
+    for ((name, expected), (_, got)) in all.weights.iter().zip(&less.weights) {
+        assert!(crate::common::same_bits(expected, got)?, "weight {name}");
+    }
+    // No segments are so small. The weights stay.
+    drop(parts);
+    let error = less.build(Some(1 << 20)).err();
+    assert!(
+        matches!(error, Some(Error::Training(TrainError::Memory { needed, limit })) if needed > limit),
+        "{error:?}"
+    );
+    assert!(crate::common::same_bits(&all.weights[0].1, &less.weights[0].1)?);
     Ok(())
 }

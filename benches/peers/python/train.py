@@ -3,7 +3,7 @@
     python3 benches/peers/python/train.py --models bert-base --dtype bf16 --batch 8 --start bert.safetensors
 
 Prints a line of JSON for each contestant: eager; graph, a CUDA graph of the whole step; compile, torch.compile of the loss, by default and
-in its mode reduce-overhead, with a compiled optimizer. Each takes `--steps` steps; `losses` has the loss of each. `ms` is the median of all
+in its modes reduce-overhead and max-autotune, with a compiled optimizer. Each takes `--steps` steps; `losses` has the loss of each. `ms` is the median of all
 steps but the first on the clock, with the device idle before each, `gpu_ms` that between events. Weights and batch are those of `--start`,
 which `--example training` writes. Types of 16 bits hold weights, too, as candle's do; with `--autocast` weights are f32. TF32 is off for
 matmuls, as in PyTorch's default.
@@ -157,6 +157,7 @@ def contestants(cell: Cell) -> dict[str, Callable[[], Step]]:
         "graph": graph,
         "compile": compiled("default"),
         "compile-reduce-overhead": compiled("reduce-overhead"),
+        "compile-max-autotune": compiled("max-autotune"),
         "compile-graph": compiled_graph,
     }
 

@@ -69,6 +69,19 @@ pub enum TrainError {
         candles: f64,
     },
 
+    /// No division of the forward pass into segments fits into [`Builder::train_memory`](crate::Builder::train_memory).
+    #[error("a step takes {needed} bytes at least, and its limit is {limit}: raise `Builder::train_memory`, or take a smaller batch")]
+    Memory {
+        /// Bytes of the smallest step that was built.
+        needed: u64,
+        /// The limit.
+        limit: u64,
+    },
+
+    /// A limit of memory where candle's backward pass computes the gradients, which keeps all values.
+    #[error("`Builder::train_memory` divides steps that are differentiated as a graph: set `Numerics::Accurate` on a GPU, or no limit")]
+    NoSegments,
+
     /// A captured step gave other bits than an eager one.
     #[error("a captured step and an eager one give other bits of {name}: the step draws random numbers or keeps state on the host, or report a fault")]
     Differs {

@@ -1,12 +1,14 @@
 //! The loss of a closure as a graph of values, and gradients by differentiating that graph.
 
+use std::sync::Arc;
+
 use candle::backprop::GradStore;
 use candle::{DType, Device, Shape, Tensor, Var};
 use opara_plan::rewrite::rules;
-use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Value};
+use opara_plan::rewrite::{Compute, Graph, Input, Node, Operand, Output, Segments, Value};
 use opara_plan::trace::{Element, Function};
+use parking_lot::Mutex;
 
-use super::gradient_error::GradientError;
 use crate::backend;
 use crate::cuda::driver::Lent;
 use crate::cuda::{Place, WholePass};
@@ -14,8 +16,7 @@ use crate::error::UnreachedError;
 use crate::ops::format::is_channels_last;
 use crate::ops::{self, Average};
 use crate::optim::{Fused, Params};
-use crate::rewrite::accuracy::{unit, EXPLAINED};
-use crate::rewrite::evaluate::{evaluate, Arithmetic, Numbers};
+use crate::rewrite::evaluate::Arithmetic;
 use crate::rewrite::gradient::{differentiate, Differentiated, Missing, Paths};
 use crate::{Error, Result, TrainError};
 
@@ -54,30 +55,32 @@ enum Source {
 }
 
 /// A variable that the optimizer trains.
-struct Trained {
-    name: String,
+pub(super) struct Trained {
+    pub name: String,
     variable: Var,
     /// What the loss is computed with: the variable, or its copy of 16 bits.
-    leaf: Tensor,
+    pub leaf: Tensor,
     /// The input of the graph.
-    input: usize,
+    pub input: usize,
 }
 
 /// A loss as a graph.
 pub(super) struct Lifted {
     /// As it was recorded, which gradients are judged by.
-    recorded: Graph,
-    graph: Graph,
+    pub recorded: Graph,
+    pub graph: Graph,
     /// The same with the scaled loss before its outputs, by a factor behind its inputs.
-    scaled: Option<Graph>,
+    pub scaled: Option<Graph>,
     sources: Vec<Source>,
-    trained: Vec<Trained>,
+    pub trained: Vec<Trained>,
     /// Shapes of the closure's outputs, which come first.
     shapes: Vec<Shape>,
     /// Memory that the pass itself overwrites, by the outputs behind the closure's.
     written: Vec<Written>,
     /// Inputs that convolutions read with their channels beside each other.
     turned: Vec<usize>,
+    /// Of the graph that is differentiated.
+    segments: Mutex<Arc<Segments>>,
 }
 
 /// Memory that the pass itself overwrites.
@@ -159,10 +162,36 @@ impl Lifted {
         graph.pad_products();
         let scaled = optimizer.scale()?.map(|_| with_factor(&graph)).transpose()?;
         let turned = (0..sources.len()).filter(|&input| is_turned(&graph, input, &sources[input])).collect();
-        Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written, turned })
+        let segments = Mutex::new(Segments::one(scaled.as_ref().unwrap_or(&graph)).into());
+        Ok(Self { recorded, graph, scaled, sources, trained, shapes: pass.shapes.clone(), written, turned, segments })
     }
 
-    fn inputs(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
+    /// The graph that steps differentiate.
+    fn differentiated(&self) -> &Graph {
+        self.scaled.as_ref().unwrap_or(&self.graph)
+    }
+
+    /// Has steps keep values of so many bytes at most, by more segments than now, if values take more. False if they cannot keep fewer.
+    pub fn keep_less(&self, bytes: u64) -> bool {
+        let mut now = self.segments.lock();
+        if now.bytes() <= bytes {
+            return false;
+        }
+        let more = Segments::within(self.differentiated(), bytes, now.count()).filter(|of| of.bytes() < now.bytes());
+        more.map(|more| *now = more.into()).is_some()
+    }
+
+    /// Bytes of the values that are there at once.
+    pub fn bytes(&self) -> u64 {
+        self.segments.lock().bytes()
+    }
+
+    /// The number of segments.
+    pub fn segments(&self) -> usize {
+        self.segments.lock().count()
+    }
+
+    pub fn inputs(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         let input = |source: &Source| match source {
             Source::Batch(at) => match batch.get(*at) {
                 Some(tensor) => Ok(tensor.detach()),
@@ -174,7 +203,7 @@ impl Lifted {
         self.sources.iter().map(input).collect()
     }
 
-    fn wanted(&self) -> Vec<usize> {
+    pub fn wanted(&self) -> Vec<usize> {
         self.trained.iter().map(|trained| trained.input).collect()
     }
 
@@ -184,15 +213,15 @@ impl Lifted {
         // Of convolutions of single channels all weights are one matrix.
         let swapped = |t: &Tensor| if t.dim(1)? == 1 { t.transpose(0, 1) } else { Ok(t.clone()) };
         let weights = self.turned.iter().map(|&input| swapped(&inputs[input])).collect::<candle::Result<Vec<_>>>()?;
-        for ((&input, turned), weight) in self.turned.iter().zip(ops::turned(&weights, false)?).zip(&weights) {
+        for ((&input, turned), weight) in self.turned.iter().zip(turned_in_parts(&weights, false)?).zip(&weights) {
             inputs[input] = if weight.dim(0)? == 1 { turned.transpose(0, 1)? } else { turned };
         }
         inputs.extend(optimizer.scale()?);
-        let graph = self.scaled.as_ref().unwrap_or(&self.graph);
+        let (graph, segments) = (self.differentiated(), self.segments.lock().clone());
         let Differentiated { mut outputs, mut gradients } =
-            differentiate(graph, &inputs, Arithmetic::Typed, &self.wanted())?;
+            differentiate(graph, &inputs, Arithmetic::Typed, &self.wanted(), &segments)?;
         let last: Vec<_> = gradients.iter_mut().flatten().filter(|gradient| is_channels_last(gradient)).collect();
-        let turned = ops::turned(&last.iter().map(|gradient| (**gradient).clone()).collect::<Vec<_>>(), true)?;
+        let turned = turned_in_parts(&last.iter().map(|gradient| (**gradient).clone()).collect::<Vec<_>>(), true)?;
         last.into_iter().zip(turned).for_each(|(gradient, turned)| *gradient = turned);
         outputs.drain(..graph.outputs.len() - self.graph.outputs.len());
         let mut store = empty_store()?;
@@ -220,173 +249,6 @@ impl Lifted {
         ops::average(&averages.collect::<Vec<_>>())?;
         optimizer.update(&store)?;
         outputs.iter().zip(&self.shapes).map(|(output, shape)| output.reshape(shape)).collect()
-    }
-
-    /// Holds the gradients of a batch against those of the recorded launches in double precision, and these against differences of the loss.
-    /// Where one is too far away, products become more precise: of convolutions first. `scale` is the factor of the loss.
-    ///
-    /// # Errors
-    /// The first gradient that is less accurate than the recorded launches' own.
-    pub fn judge(&mut self, batch: &[Tensor], loss: &Tensor, mut scale: f64) -> Result<Vec<GradientError>> {
-        const IN_F64: Arithmetic = Arithmetic::In(DType::F64);
-        let inputs = self.inputs(batch)?;
-        let double = self.gradients(&self.recorded, &inputs, IN_F64)?;
-        self.differ(&inputs, &double)?;
-        self.compare(&self.recorded, &inputs, IN_F64, loss)?;
-        self.compare(&self.recorded, &inputs, Arithmetic::Typed, loss)?;
-        let candles = self.typed_gradients(&self.recorded, &inputs, &mut scale)?;
-        loop {
-            let judged = self.compare(&self.graph, &inputs, Arithmetic::Typed, loss).and_then(|()| {
-                let ours = self.typed_gradients(&self.graph, &inputs, &mut scale)?;
-                self.errors(&double, &candles, &ours)
-            });
-            match judged {
-                Err(Error::Training(TrainError::Inaccurate { .. })) if self.make_precise()? => {}
-                judged => return judged,
-            }
-        }
-    }
-
-    /// Whether products became more precise.
-    fn make_precise(&mut self) -> Result<bool> {
-        let Some(next) = self.graph.nodes.iter().filter_map(Node::more_precise).min() else { return Ok(false) };
-        let nodes = self.graph.nodes.iter_mut().filter(|node| node.more_precise() == Some(next));
-        nodes.for_each(|node| node.precision = next);
-        if let Some(scaled) = &mut self.scaled {
-            *scaled = with_factor(&self.graph)?;
-        }
-        Ok(true)
-    }
-
-    /// Gradients as steps compute them: by the factor of the loss, which is halved while they are infinite.
-    fn typed_gradients(&self, graph: &Graph, inputs: &[Tensor], scale: &mut f64) -> Result<Vec<Tensor>> {
-        let Some(device) = inputs.first().map(Tensor::device).filter(|_| self.scaled.is_some()) else {
-            return self.gradients(graph, inputs, Arithmetic::Typed);
-        };
-        let graph = with_factor(graph)?;
-        loop {
-            let mut inputs = inputs.to_vec();
-            inputs.push(Tensor::new(&[*scale as f32], device)?);
-            let found = self.gradients(&graph, &inputs, Arithmetic::Typed)?;
-            let found = found.iter().map(|of| of.to_dtype(DType::F64)? / *scale).collect::<candle::Result<Vec<_>>>()?;
-            let sizes = found.iter().map(root_mean_square).collect::<candle::Result<Vec<_>>>()?;
-            if *scale <= 1. || sizes.iter().all(|size| size.is_finite()) {
-                return Ok(found);
-            }
-            *scale /= 2.;
-        }
-    }
-
-    /// Gradients of the variables, zeros for those that get none.
-    fn gradients(&self, graph: &Graph, inputs: &[Tensor], arithmetic: Arithmetic) -> Result<Vec<Tensor>> {
-        let found = differentiate(graph, inputs, arithmetic, &self.wanted())?;
-        let gradient = |(gradient, trained): (Option<Tensor>, &Trained)| match gradient {
-            Some(gradient) => gradient.flatten_all(),
-            None => trained
-                .leaf
-                .zeros_like()?
-                .flatten_all()?
-                .to_dtype(arithmetic.dtype(graph.inputs[trained.input].element)),
-        };
-        Ok(found.gradients.into_iter().zip(&self.trained).map(gradient).collect::<candle::Result<_>>()?)
-    }
-
-    /// How far gradients are from double precision, beside those of the recorded launches.
-    ///
-    /// # Errors
-    /// The first one that is too far away.
-    fn errors(&self, double: &[Tensor], candles: &[Tensor], ours: &[Tensor]) -> Result<Vec<GradientError>> {
-        /// A gradient counts as large as this part of all variables' on average at least.
-        const LEAST: f64 = 1e-3;
-        /// Gradients may be `FACTOR` times as far away as those of the recorded launches, and `ROOM` roundings farther. Gradients of
-        /// rounding alone may be `OF_ROUNDING` times as far away, and `ROOM_OF_ROUNDING` roundings of the average farther.
-        const FACTOR: f64 = 2.;
-        const ROOM: f64 = 16.;
-        const OF_ROUNDING: f64 = 16.;
-        const ROOM_OF_ROUNDING: f64 = 64.;
-        /// They are as near as this, relative to the root of the mean square, however far those of the recorded launches are. Deep nets
-        /// amplify roundings of 11 bits to a tenth and more.
-        const NEAR: f64 = 0.5;
-        let scales = double.iter().map(root_mean_square).collect::<candle::Result<Vec<_>>>()?;
-        // Of a gradient that is zero but for rounding, such as that of a bias of keys, nothing is accurate.
-        let least = LEAST * scales.iter().sum::<f64>() / scales.len().max(1) as f64;
-        let mut errors = Vec::new();
-        for (at, trained) in self.trained.iter().enumerate() {
-            let scale = scales[at].max(least).max(f64::MIN_POSITIVE);
-            let far =
-                |of: &Tensor| Ok::<_, Error>(root_mean_square(&(of.to_dtype(DType::F64)? - &double[at])?)? / scale);
-            let (ours, candles) = (far(&ours[at])?, far(&candles[at])?);
-            // Roundings of the two go other ways.
-            let (factor, room) = match scales[at] < least {
-                true => (OF_ROUNDING, ROOM_OF_ROUNDING / LEAST),
-                false => (FACTOR, ROOM),
-            };
-            let limit = factor * candles + room * unit(trained.leaf.dtype());
-            // Not where one of them is NaN. Those of 16 bits may be of rounding for the most part, if the loss is small.
-            let is_of_16_bits = unit(trained.leaf.dtype()) > unit(DType::F32);
-            let is_near = ours <= limit && (ours <= NEAR || is_of_16_bits || scales[at] < least);
-            if !is_near {
-                let name = format!("the gradient of {}", trained.name);
-                return Err(TrainError::Inaccurate { name, ours, candles }.into());
-            }
-            errors.push(GradientError { name: trained.name.clone(), ours, candles });
-        }
-        Ok(errors)
-    }
-
-    /// Compares a graph's loss with the closure's.
-    fn compare(&self, graph: &Graph, inputs: &[Tensor], arithmetic: Arithmetic, loss: &Tensor) -> Result<()> {
-        /// Roundings that losses above 1 may be apart. Smaller ones may be as far apart as 1.
-        const ROUNDINGS: f64 = 4096.;
-        let number = |t: &Tensor| Ok::<_, Error>(t.flatten_all()?.to_dtype(DType::F64)?.to_vec1::<f64>()?[0]);
-        // A loss in f32 may be of values of 16 bits.
-        let dtypes = self.trained.iter().map(|trained| trained.leaf.dtype()).chain([loss.dtype()]);
-        let dtype = dtypes.max_by(|a, b| unit(*a).total_cmp(&unit(*b))).unwrap_or(DType::F32);
-        let loss = number(loss)?;
-        if !loss.is_finite() {
-            return Err(TrainError::NotFinite { loss }.into());
-        }
-        let found = number(&evaluate(graph, inputs, arithmetic, Numbers::All)?[0])?;
-        let apart = (found - loss).abs() / loss.abs().max(1.);
-        if apart > (ROUNDINGS * unit(dtype)).min(EXPLAINED) {
-            let name = format!("the loss ({arithmetic:?})");
-            return Err(TrainError::Inaccurate { name, ours: apart, candles: 0. }.into());
-        }
-        Ok(())
-    }
-
-    /// Compares gradients in double precision with the difference of losses a short way apart, which no derivative is part of. Each
-    /// variable moves along its gradient by the same length.
-    fn differ(&self, inputs: &[Tensor], gradients: &[Tensor]) -> Result<()> {
-        /// The first one is enough unless the loss is very uneven.
-        const STEPS: [f64; 3] = [1e-5, 1e-7, 1e-8];
-        const ROOM: f64 = 1e-3;
-        let mut directions = Vec::new();
-        let mut slope = 0.;
-        for gradient in gradients {
-            let norm = gradient.sqr()?.sum_all()?.sqrt()?.to_scalar::<f64>()?;
-            slope += norm;
-            directions.push((gradient * (1. / norm.max(f64::MIN_POSITIVE)))?);
-        }
-        let loss = |by: f64| -> Result<f64> {
-            let mut moved = inputs.to_vec();
-            for (trained, direction) in self.trained.iter().zip(&directions) {
-                let at = moved[trained.input].to_dtype(DType::F64)?.flatten_all()?;
-                moved[trained.input] = (at + (direction * by)?)?;
-            }
-            let outputs = evaluate(&self.recorded, &moved, Arithmetic::In(DType::F64), Numbers::All)?;
-            Ok(outputs[0].flatten_all()?.to_vec1::<f64>()?[0])
-        };
-        let mut least = f64::INFINITY;
-        for step in STEPS {
-            let apart = ((loss(step)? - loss(-step)?) / (2. * step) - slope).abs() / slope.max(f64::MIN_POSITIVE);
-            // Of a loss that is flat, rounding is all that there is.
-            if apart <= ROOM || slope <= 1e-9 {
-                return Ok(());
-            }
-            least = least.min(apart);
-        }
-        Err(TrainError::Inaccurate { name: "the slope of the loss".into(), ours: least, candles: 0. }.into())
     }
 }
 
@@ -464,8 +326,22 @@ fn is_turned(graph: &Graph, input: usize, source: &Source) -> bool {
     cfg!(feature = "cudnn") && out > 1 && h * w > 1 && readers.any(|groups| inner > 1 || groups == out as u64)
 }
 
+/// Tensors with their channels beside each other, or not any more: the first ones, of an eighth of all elements, apart from the others. These
+/// are needed last, or their gradients are there first, so that their launch runs beside others.
+fn turned_in_parts(all: &[Tensor], back: bool) -> candle::Result<Vec<Tensor>> {
+    const PART: usize = 8;
+    let elements: usize = all.iter().map(Tensor::elem_count).sum();
+    let mut before = 0;
+    let mut is_first = |of: &&Tensor| {
+        before += of.elem_count();
+        before <= elements / PART
+    };
+    let (first, others) = all.split_at(all.iter().take_while(&mut is_first).count());
+    Ok([ops::turned(first, back)?, ops::turned(others, back)?].concat())
+}
+
 /// A graph whose first output is its loss by a factor, which is its last input.
-fn with_factor(graph: &Graph) -> Result<Graph> {
+pub(super) fn with_factor(graph: &Graph) -> Result<Graph> {
     let mut of = graph.clone();
     let Some(&Output { value: mut loss, buffer }) = of.outputs.first() else { return Err(refused("it has no loss")) };
     if of.element(loss) == Element::F64 {
@@ -484,10 +360,6 @@ fn with_factor(graph: &Graph) -> Result<Graph> {
     let value = compute(Function::Binary("mul".into()), &[loss, factor]);
     of.outputs.insert(0, Output { value, buffer });
     Ok(of)
-}
-
-fn root_mean_square(of: &Tensor) -> candle::Result<f64> {
-    of.sqr()?.mean_all()?.sqrt()?.to_scalar()
 }
 
 /// candle makes none but by a backward pass.

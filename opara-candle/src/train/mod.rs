@@ -2,6 +2,8 @@
 
 mod gradient_error;
 #[cfg(feature = "cuda")]
+mod judge;
+#[cfg(feature = "cuda")]
 mod lifted;
 mod steps;
 
@@ -86,21 +88,15 @@ impl Builder {
         let claim = optimizer.claim()?;
         let is_on_gpu = optimizer.variables().any(|(_, variable)| variable.device().is_cuda());
         let is_lifted = self.0.numerics == Numerics::Accurate && is_on_gpu;
-        let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted));
+        let limit = self.0.train_memory;
+        if limit.is_some() && !is_lifted {
+            return Err(TrainError::NoSegments.into());
+        }
+        let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted.then_some(limit)));
         let errors = steps.prepare(batch)?;
-        let executor = match is_on_gpu {
-            true => {
-                let own = steps.clone();
-                // A second pass would be a second step.
-                let builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
-                let executor = builder.build_fn(move |batch: &[Tensor]| own.step(batch), batch)?;
-                if executor.report().mode() != Mode::Eager {
-                    steps.compare(&executor, batch)?;
-                }
-                Some(executor)
-            }
-            false => None,
-        };
+        // A second pass would be a second step.
+        let builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
+        let executor = is_on_gpu.then(|| build_within(&builder, &steps, batch, limit)).transpose()?;
         Ok(Trainer {
             optimizer: optimizer.clone(),
             steps,
@@ -110,6 +106,33 @@ impl Builder {
             errors,
             _claim: claim,
         })
+    }
+}
+
+/// The executor of steps, which take at most so many bytes.
+fn build_within<P: Params + Send + Sync + 'static>(
+    builder: &Builder,
+    steps: &Arc<Steps<P>>,
+    batch: &[Tensor],
+    limit: Option<u64>,
+) -> Result<OparaExecutor> {
+    let mut least = u64::MAX;
+    loop {
+        let own = steps.clone();
+        let executor = builder.clone().build_fn(move |batch: &[Tensor]| own.step(batch), batch)?;
+        let (report, limit) = (executor.report(), limit.unwrap_or(u64::MAX));
+        if report.mode() == Mode::Eager {
+            return Ok(executor);
+        }
+        let taken = report.counts().arena_bytes;
+        least = least.min(taken);
+        if taken <= limit {
+            steps.compare(&executor, batch)?;
+            return Ok(executor);
+        }
+        if !steps.keep_less(batch, taken) {
+            return Err(TrainError::Memory { needed: least, limit }.into());
+        }
     }
 }
 
@@ -158,6 +181,16 @@ impl<P: Params> Trainer<P> {
         self.errors = errors;
         self.built.insert(shapes);
         Ok(())
+    }
+
+    /// The segments of the forward pass of batches like this one, of which all but the last are computed again on the way back: one, unless
+    /// [`Builder::train_memory`] asks for less memory.
+    ///
+    /// # Errors
+    /// Those of [`step`](Self::step) for a batch of other shapes.
+    pub fn segments(&mut self, batch: &[Tensor]) -> Result<usize> {
+        self.build(batch)?;
+        Ok(self.steps.segments(batch))
     }
 
     /// The optimizer: sets the learning rate, and tells norm and steps.

@@ -1,6 +1,8 @@
 //! How a step is computed, for batches of any shapes.
 
 #[cfg(feature = "cuda")]
+use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(feature = "cuda")]
 use std::sync::Arc;
 
 use candle::Tensor;
@@ -29,19 +31,31 @@ pub(super) struct Steps<P> {
     optimizer: Fused<P>,
     /// The loss as a graph for each shape of batch, if that is what is differentiated.
     #[cfg(feature = "cuda")]
-    lifted: Option<Mutex<HashMap<Key, Arc<Lifted>>>>,
+    lifted: Option<LiftedSteps>,
+}
+
+/// Losses as graphs.
+#[cfg(feature = "cuda")]
+struct LiftedSteps {
+    of: Mutex<HashMap<Key, Arc<Lifted>>>,
+    /// Bytes that a step may take.
+    limit: Option<u64>,
+    /// Bytes that a step was seen to take beside the values of the forward pass.
+    besides: AtomicU64,
 }
 
 impl<P: Params> Steps<P> {
-    /// `is_lifted`: is the recorded loss differentiated, in place of candle's backward pass?
-    pub fn new(loss: Function, optimizer: &Fused<P>, is_lifted: bool) -> Self {
+    /// `lifted`: is the recorded loss differentiated, in place of candle's backward pass? Then a step may take so many bytes.
+    pub fn new(loss: Function, optimizer: &Fused<P>, lifted: Option<Option<u64>>) -> Self {
         #[cfg(not(feature = "cuda"))]
-        let _ = is_lifted;
+        let _ = lifted;
+        #[cfg(feature = "cuda")]
+        let steps = |limit| LiftedSteps { of: Mutex::default(), limit, besides: AtomicU64::default() };
         Self {
             loss,
             optimizer: optimizer.clone(),
             #[cfg(feature = "cuda")]
-            lifted: is_lifted.then(Mutex::default),
+            lifted: lifted.map(steps),
         }
     }
 
@@ -56,15 +70,18 @@ impl<P: Params> Steps<P> {
         let outputs = outputs?;
         let first = check_loss(&outputs)?;
         #[cfg(feature = "cuda")]
-        if let Some(all) = &self.lifted {
+        if let Some(LiftedSteps { of, limit, besides }) = &self.lifted {
             let first = first.detach();
             drop(outputs);
             // The capture runs the loss, too, even one that fails then.
             let lifted = Lifted::of(&self.loss, batch, &self.optimizer);
             self.put_back(&before)?;
             let mut lifted = lifted?;
+            if let Some(limit) = limit {
+                lifted.keep_less(limit.saturating_sub(besides.load(Ordering::Relaxed)));
+            }
             let errors = lifted.judge(batch, &first, self.optimizer.loss_scale()?)?;
-            all.lock().insert(key(batch), Arc::new(lifted));
+            of.lock().insert(key(batch), Arc::new(lifted));
             return Ok(errors);
         }
         let is_trained = |name: &str| !written.iter().any(|written| written == name);
@@ -72,6 +89,33 @@ impl<P: Params> Steps<P> {
         let variables = variables.map(|(name, variable)| (name, variable.clone()));
         check_gradients(first, variables).map_err(TrainError::Unreached)?;
         Ok(Vec::new())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn lifted(&self, batch: &[Tensor]) -> Option<Arc<Lifted>> {
+        self.lifted.as_ref()?.of.lock().get(&key(batch)).cloned()
+    }
+
+    /// Has steps of such batches, which were seen to take so many bytes, keep fewer values. False if none keep fewer.
+    pub fn keep_less(&self, batch: &[Tensor], taken: u64) -> bool {
+        #[cfg(feature = "cuda")]
+        if let (Some(steps), Some(lifted)) = (&self.lifted, self.lifted(batch)) {
+            let besides = taken.saturating_sub(lifted.bytes());
+            steps.besides.store(besides, Ordering::Relaxed);
+            return lifted.keep_less(steps.limit.unwrap_or(u64::MAX).saturating_sub(besides));
+        }
+        let _ = (batch, taken);
+        false
+    }
+
+    /// The segments of the forward pass of such batches.
+    pub fn segments(&self, batch: &[Tensor]) -> usize {
+        #[cfg(feature = "cuda")]
+        if let Some(lifted) = self.lifted(batch) {
+            return lifted.segments();
+        }
+        let _ = batch;
+        1
     }
 
     /// All that a module may read as a variable, by the variable's name.
@@ -107,9 +151,10 @@ impl<P: Params> Steps<P> {
     /// A loss that is no number, and candle's errors.
     pub fn step(&self, batch: &[Tensor]) -> candle::Result<Vec<Tensor>> {
         #[cfg(feature = "cuda")]
-        if let Some(all) = &self.lifted {
-            let lifted = all.lock().get(&key(batch)).cloned();
-            let Some(lifted) = lifted else { candle::bail!("no loss was recorded for batches of these shapes") };
+        if self.lifted.is_some() {
+            let Some(lifted) = self.lifted(batch) else {
+                candle::bail!("no loss was recorded for batches of these shapes")
+            };
             return lifted.step(batch, &self.optimizer);
         }
         let mut outputs = (self.loss)(batch)?;

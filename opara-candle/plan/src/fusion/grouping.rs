@@ -11,6 +11,8 @@ struct OpenGroup {
     members: Vec<OpId>,
     /// The member whose position in the trace the kernel takes.
     at: OpId,
+    /// The first op behind the members that overwrites what one of them reads: the kernel runs before it.
+    overwritten: Option<OpId>,
     elements: u64,
     columns: Option<u64>,
     /// For each member: does it run on one scalar per row instead of on every element?
@@ -28,11 +30,12 @@ struct OpenGroup {
 }
 
 impl OpenGroup {
-    fn of(op: OpId, fusible: &Fusible) -> Self {
+    fn of(op: OpId, fusible: &Fusible, overwritten: Option<OpId>) -> Self {
         let Fusible { elements, columns, gains_alone: gains, .. } = *fusible;
         Self {
             members: vec![op],
             at: op,
+            overwritten,
             elements,
             columns,
             is_row_scalar: vec![false],
@@ -69,6 +72,8 @@ struct Joined {
     columns: Option<u64>,
     is_row_scalar: bool,
     permutation: Option<Permutation>,
+    /// The first op behind it that overwrites an operand.
+    overwritten: Option<OpId>,
 }
 
 pub(super) struct Grouping<'a> {
@@ -81,9 +86,8 @@ pub(super) struct Grouping<'a> {
     reads: Vec<usize>,
     /// For each op: does it run at every call?
     runs_at_every_call: Vec<bool>,
-    /// Number of writes of each buffer: in total, and so far.
-    writes: Vec<usize>,
-    written: Vec<usize>,
+    /// For each buffer: all ops that write it, in order.
+    writers: Vec<Vec<OpId>>,
     /// For each buffer: was it read or written so far?
     touched: Vec<bool>,
     /// For each buffer: the last op that wrote it.
@@ -102,9 +106,11 @@ impl<'a> Grouping<'a> {
         max_members: usize,
     ) -> Self {
         let buffers = trace.buffers.len();
-        let (mut reads, mut writes) = (vec![0; buffers], vec![0; buffers]);
+        let (mut reads, mut writers) = (vec![0; buffers], vec![Vec::new(); buffers]);
         trace.ops.iter().flat_map(read).for_each(|buffer| reads[buffer] += 1);
-        trace.ops.iter().flat_map(written).for_each(|buffer| writes[buffer] += 1);
+        for (id, op) in trace.ops.iter().enumerate() {
+            written(op).for_each(|buffer| writers[buffer].push(id));
+        }
         Self {
             trace,
             fusible,
@@ -112,8 +118,7 @@ impl<'a> Grouping<'a> {
             max_members,
             reads,
             runs_at_every_call: runs_at_every_call(trace),
-            writes,
-            written: vec![0; buffers],
+            writers,
             touched: vec![false; buffers],
             writer: vec![None; buffers],
             groups: Vec::new(),
@@ -125,14 +130,13 @@ impl<'a> Grouping<'a> {
     /// Adds an op to a group, or starts a group with it.
     pub(super) fn add(&mut self, op: OpId, fusible: &Fusible) {
         let operands = &fusible.operands;
-        // No later op writes to the operands, so the fused kernel may read them at any later time.
-        let settled = operands.iter().all(|operand| self.written[operand.buffer] == self.writes[operand.buffer]);
-        let is_new = self.writes[fusible.result] == 1 && !self.touched[fusible.result];
-        if !settled || !is_new {
+        let is_in_place = operands.iter().any(|operand| operand.buffer == fusible.result);
+        if self.writers[fusible.result].len() != 1 || self.touched[fusible.result] || is_in_place {
             return;
         }
+        let overwritten = self.overwritten(op, fusible);
         let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
-        let Some(Joined { group, at, columns, is_row_scalar, permutation }) = joined else {
+        let Some(Joined { group, at, columns, is_row_scalar, permutation, overwritten }) = joined else {
             self.group_of[op] = Some(self.groups.len());
             self.gives_row_scalars[op] = fusible.reduces;
             let recomputing = operands.iter().find_map(|operand| self.recomputing(op, fusible, *operand));
@@ -141,16 +145,22 @@ impl<'a> Grouping<'a> {
                 self.groups[source].recomputed_by.push(group);
                 self.groups[source].recomputed_elements += fusible.elements;
             }
-            self.groups.push(recomputing.unwrap_or_else(|| OpenGroup::of(op, fusible)));
+            self.groups.push(recomputing.unwrap_or_else(|| OpenGroup::of(op, fusible, overwritten)));
             return;
         };
         self.group_of[op] = Some(group);
         self.gives_row_scalars[op] = is_row_scalar || fusible.reduces;
         let group = &mut self.groups[group];
-        group.at = at;
+        (group.at, group.overwritten) = (at, overwritten);
         (group.columns, group.permutation) = (columns, permutation);
         group.members.push(op);
         group.is_row_scalar.push(is_row_scalar);
+    }
+
+    /// The first op behind `op` that overwrites one of its operands. The fused kernel may read them until then.
+    fn overwritten(&self, op: OpId, fusible: &Fusible) -> Option<OpId> {
+        let next = |operand: &Operand| self.writers[operand.buffer].iter().copied().find(|&writer| writer > op);
+        fusible.operands.iter().filter_map(next).min()
     }
 
     /// The way `op` can join the group that computes this operand; `None` if it cannot.
@@ -183,7 +193,9 @@ impl<'a> Grouping<'a> {
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < group.at) { Some(group.at) } else { (!group.is_read).then_some(op) };
-        at.filter(|_| fits).map(|at| Joined { group: id, at, columns, is_row_scalar, permutation })
+        let overwritten = earlier(group.overwritten, self.overwritten(op, fusible));
+        let at = at.filter(|&at| fits && overwritten.is_none_or(|overwritten| at < overwritten))?;
+        Some(Joined { group: id, at, columns, is_row_scalar, permutation, overwritten })
     }
 
     /// A new group of `op` that recomputes the slice of another group's result that `op` reads, such as the keys in the
@@ -202,14 +214,17 @@ impl<'a> Grouping<'a> {
             && !group.members.iter().any(|&member| self.is_needed_whole[member])
             && group.recomputed_elements + fusible.elements <= group.elements
             && group.members.len() < self.max_members
-            && self.runs_at_every_call[maker] == self.runs_at_every_call[op];
+            && self.runs_at_every_call[maker] == self.runs_at_every_call[op]
+            && group.overwritten.is_none_or(|overwritten| op < overwritten);
         if !fits || !fusible.operands.iter().all(is_alike) || !self.stay_strided(group, &order, first) {
             return None;
         }
         let permutation = Some(Permutation { before: group.members.len(), order, first });
         let is_row_scalar = vec![false; group.members.len() + 1];
         let members = group.members.iter().copied().chain([op]).collect();
-        Some(OpenGroup { members, is_row_scalar, permutation, recomputes: Some(source), ..OpenGroup::of(op, fusible) })
+        let overwritten = earlier(group.overwritten, self.overwritten(op, fusible));
+        let own = OpenGroup::of(op, fusible, overwritten);
+        Some(OpenGroup { members, is_row_scalar, permutation, recomputes: Some(source), ..own })
     }
 
     /// Can a group run over its elements in the order in which `op` reads them? Yes, if no other op reads its results,
@@ -250,7 +265,6 @@ impl<'a> Grouping<'a> {
             }
         }
         for buffer in written(launch) {
-            self.written[buffer] += 1;
             self.writer[buffer] = Some(op);
         }
     }
@@ -294,4 +308,9 @@ impl<'a> Grouping<'a> {
         let stay = self.groups.into_iter().zip(is_gone).filter(|(_, is_gone)| !is_gone).map(|(group, _)| group);
         Ok(stay.filter(gains).map(fusion_group).collect())
     }
+}
+
+/// The first of two ops, of which there may be none.
+fn earlier(a: Option<OpId>, b: Option<OpId>) -> Option<OpId> {
+    a.into_iter().chain(b).min()
 }

@@ -25,6 +25,7 @@ mod region;
 pub mod rules;
 mod run;
 mod scores;
+mod segments;
 mod several;
 mod stretch;
 #[cfg(test)]
@@ -42,4 +43,5 @@ pub use matched::matched;
 pub use outcome::{Decision, Outcome, Standing};
 pub use region::{regions, Region};
 pub use scores::{Mask, Scores};
+pub use segments::Segments;
 pub use whole::{whole, whole_with, Opaque, Whole};

@@ -50,6 +50,9 @@ pub(super) fn convolution_by_library(step: &mut Step, window: &Window) -> Result
     let out = step.node.operands[1].len() as usize / (inner * kh * kw);
     let weight = step.of.operand(&step.node.operands[1], &[out, inner, kh, kw])?;
     let g = step.typed_gradient(&[batch, out, rows, columns])?;
+    if step.is_typed() && is_of_tiles(window, [h, w]) {
+        return by_tiles(step, window, [&x, &weight, &g]);
+    }
     let config = ConvConfig::default()
         .stride(window.stride[0] as usize)
         .padding((window.padding[0] as usize, window.padding[1] as usize))
@@ -60,6 +63,31 @@ pub(super) fn convolution_by_library(step: &mut Step, window: &Window) -> Result
     let found = if step.is_typed() { conv2d_gradients(&x, &weight, &g, &config, needs)? } else { None };
     let Some(found) = found else { return convolution(step, window) };
     found.into_iter().enumerate().try_for_each(|(at, of)| of.map_or(Ok(()), |of| step.give(at, of)))
+}
+
+/// Whether windows lie beside each other and cover an image of this size, as patches do.
+fn is_of_tiles(window: &Window, size: [usize; 2]) -> bool {
+    let [kernel, stride] = [window.kernel, window.stride].map(|pair| pair.map(|n| n as usize));
+    let covers = (0..2).all(|axis| kernel[axis] == stride[axis] && size[axis].is_multiple_of(kernel[axis]));
+    covers && kernel != [1; 2] && (window.padding, window.dilation, window.groups) == ([0; 2], [1; 2], 1)
+}
+
+/// The same by products of whole windows, which libraries compute as convolutions of few channels.
+fn by_tiles(step: &mut Step, window: &Window, [x, weight, g]: [&Tensor; 3]) -> Result<()> {
+    let ((batch, channels, h, w), [kh, kw]) = (x.dims4()?, window.kernel.map(|n| n as usize));
+    let (out, rows, columns) = (weight.dim(0)?, h / kh, w / kw);
+    let g = g.permute((0, 2, 3, 1))?.contiguous()?.reshape((batch * rows * columns, out))?;
+    if step.needs(1) {
+        let windows = x.contiguous()?.reshape(vec![batch, channels, rows, kh, columns, kw])?;
+        let windows = windows.permute(vec![0, 2, 4, 1, 3, 5])?.contiguous()?;
+        step.give(1, multiply(&g.t()?, &windows.reshape((batch * rows * columns, channels * kh * kw))?)?)?;
+    }
+    if step.needs(0) {
+        let windows = multiply(&g, &weight.contiguous()?.reshape((out, channels * kh * kw))?)?;
+        let windows = windows.reshape(vec![batch, rows, columns, channels, kh, kw])?;
+        step.give(0, windows.permute(vec![0, 3, 1, 4, 2, 5])?.contiguous()?.reshape((batch, channels, h, w))?)?;
+    }
+    Ok(())
 }
 
 /// Of images, `(batch, channels, h, w)`, by a weight, `(out, channels / groups, kh, kw)`.

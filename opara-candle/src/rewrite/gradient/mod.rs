@@ -15,9 +15,11 @@ mod spread;
 mod step;
 mod sum;
 
+use std::ops::Range;
+
 use candle::{bail, Result, Tensor};
 use hashbrown::HashMap;
-use opara_plan::rewrite::{Graph, Operand, Value};
+use opara_plan::rewrite::{Graph, Operand, Segments, Value};
 
 use self::derivative::{derivative, is_given, is_read};
 use self::step::Step;
@@ -119,7 +121,8 @@ pub(crate) struct Differentiated {
     pub gradients: Vec<Option<Tensor>>,
 }
 
-/// Computes a graph, and the gradients of its first output, one number, with respect to inputs.
+/// Computes a graph, and the gradients of its first output, one number, with respect to inputs. On the way back all segments but the last
+/// are computed again.
 ///
 /// # Errors
 /// A node without a derivative, or an operator that failed.
@@ -128,24 +131,39 @@ pub(crate) fn differentiate(
     inputs: &[Tensor],
     arithmetic: Arithmetic,
     wanted: &[usize],
+    segments: &Segments,
 ) -> Result<Differentiated> {
     let paths = Paths::of(graph, wanted);
     let mut of = Evaluation::new(graph, inputs, arithmetic, Numbers::All, compute);
     let live = graph.live();
-    (0..graph.nodes.len()).filter(|&at| live[at]).try_for_each(|at| of.tensor(Value::Node(at)).map(drop))?;
+    let forward = |of: &mut Evaluation, segment: Range<usize>| {
+        segment.filter(|&at| live[at]).try_for_each(|at| of.tensor(Value::Node(at)).map(drop))
+    };
+    let Some((last, others)) = segments.ranges().split_last() else { bail!("a graph without segments") };
+    for segment in others {
+        forward(&mut of, segment.clone())?;
+        segment.clone().filter(|&at| !segments.is_kept(at)).for_each(|at| of.forget(Value::Node(at)));
+    }
+    forward(&mut of, last.clone())?;
     let outputs = graph.outputs.iter().map(|output| of.tensor(output.value)).collect::<Result<Vec<_>>>()?;
     let mut sums: HashMap<Value, Sum> = HashMap::new();
     if let (Some(output), Some(loss)) = (graph.outputs.first(), outputs.first()) {
         let one = Operand::whole(output.value, 1);
         sums.entry(output.value).or_default().add(one, loss.ones_like()?, 1)?;
     }
-    for (at, node) in graph.nodes.iter().enumerate().rev() {
-        if let Some(sum) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
-            let gradient = sum.total(node.len)?;
-            let Some(derivative) = derivative(&node.compute) else { bail!("{:?} has no derivative", node.compute) };
-            derivative(&mut Step::new(&mut of, &mut sums, (at, node), gradient, paths.needs(at)))?;
+    for segment in segments.ranges().iter().rev() {
+        if segment != last {
+            forward(&mut of, segment.clone())?;
         }
-        of.forget(Value::Node(at));
+        for at in segment.clone().rev() {
+            let node = &graph.nodes[at];
+            if let Some(sum) = sums.remove(&Value::Node(at)).filter(|_| paths.is_on[at]) {
+                let gradient = sum.total(node.len)?;
+                let Some(derivative) = derivative(&node.compute) else { bail!("{:?} has no derivative", node.compute) };
+                derivative(&mut Step::new(&mut of, &mut sums, (at, node), gradient, paths.needs(at)))?;
+            }
+            of.forget(Value::Node(at));
+        }
     }
     let total = |&input: &usize| {
         let sum = sums.remove(&Value::Input(input));

@@ -45,15 +45,15 @@ fn without_repeats(gradient: &Tensor, dims: &[Dim]) -> Result<(Tensor, Vec<Dim>)
         return Ok((shaped(gradient, &lens(&left))?, left));
     }
     let dtype = gradient.dtype();
-    let behind = repeats.last().map_or(0, |last| last + 1);
     let columns = lens(&left).iter().product::<usize>();
     let gradient = shaped(gradient, &lens(dims))?;
     // Such dimensions outside, in memory.
     let outside: Vec<usize> =
         repeats.iter().copied().chain((0..dims.len()).filter(|at| !repeats.contains(at))).collect();
     let turned = gradient.permute(outside)?;
-    let are_outermost = dims[..behind].iter().all(|dim| dim.len == 1 || is_repeat(dim));
-    let sum = if columns > 1 && (are_outermost || turned.is_contiguous()) {
+    // What repeats as a whole row is summed row by row.
+    let are_innermost = dims[repeats[0]..].iter().all(|dim| dim.len == 1 || is_repeat(dim));
+    let sum = if columns > 1 && (!are_innermost || turned.is_contiguous()) {
         column_sums(&turned.contiguous()?.reshape((turned.elem_count() / columns, columns))?)?
     } else {
         in_sums(&gradient)?.sum(repeats)?.to_dtype(dtype)?

@@ -1,7 +1,7 @@
 //! Gradients of each kind of node beside differences of its results, in double precision.
 
 use candle::{DType, Device, Result, Tensor};
-use opara_plan::rewrite::{Compute, Convolution, Graph, Input, Mask, Node, Operand, Output, Scores, Value};
+use opara_plan::rewrite::{Compute, Convolution, Graph, Input, Mask, Node, Operand, Output, Scores, Segments, Value};
 use opara_plan::trace::{Bilinear, Element, Function, Indexed, Rotary, Window};
 
 use super::{evaluate, node, numbers, operand};
@@ -65,10 +65,20 @@ fn check_graph(name: &str, graph: &Graph, tensors: &[Tensor]) -> Result<()> {
     const STEP: f64 = 1e-5;
     let wanted: Vec<usize> = (0..tensors.len()).filter(|&at| tensors[at].dtype() == DType::F64).collect();
     assert_eq!(Paths::of(graph, &wanted).missing(), None, "{name}");
-    let of = differentiate(graph, tensors, F64, &wanted)?;
+    let of = differentiate(graph, tensors, F64, &wanted, &Segments::one(graph))?;
     assert_eq!(of.outputs[0].flatten_all()?.to_vec1::<f64>()?, [number(graph, tensors)?]);
     let narrow = tensors.iter().map(|t| if t.dtype() == DType::F64 { t.to_dtype(DType::F32) } else { Ok(t.clone()) });
-    let narrow = differentiate(graph, &narrow.collect::<Result<Vec<_>>>()?, Arithmetic::Typed, &wanted)?;
+    let narrow = narrow.collect::<Result<Vec<_>>>()?;
+    // What is computed again has the same bits.
+    let [narrow, again] = [1, 2].map(|count| {
+        let segments = Segments::of(graph, count);
+        differentiate(graph, &narrow, Arithmetic::Typed, &wanted, &segments)
+    });
+    let (narrow, again) = (narrow?, again?);
+    for (gradient, again) in narrow.gradients.iter().zip(&again.gradients) {
+        let [gradient, again] = [gradient, again].map(|of| of.as_ref().map(|of| of.flatten_all()?.to_vec1::<f32>()));
+        assert_eq!(gradient.transpose()?, again.transpose()?, "{name}");
+    }
     for (gradient, narrow) in of.gradients.iter().zip(narrow.gradients) {
         let (Some(gradient), Some(narrow)) = (gradient, narrow) else { continue };
         let gradient = gradient.flatten_all()?;
@@ -232,14 +242,16 @@ fn of_images() -> Result<()> {
         (window(3, 1, 2, 1, 2), 4),
         (window(2, 0, 1, 2, 4), 4),
         (window(1, 0, 1, 1, 1), 3),
+        // Tiles.
+        (window(2, 0, 2, 1, 1), 3),
     ] {
-        let [rows, columns] = window.windows([6, 5]).unwrap();
+        let [rows, columns] = window.windows([6, 8]).unwrap();
         let weight = floats(1.3, &[out, 4 / window.groups, window.kernel[0], window.kernel[1]])?;
         let len = 2 * out * rows * columns;
         for compute in
             [Compute::Recorded(Function::Convolution(window)), Compute::FusedConvolution(Convolution::new(window))]
         {
-            check_compute(compute, &[floats(0.7, &[2, 4, 6, 5])?, weight.clone()], len)?;
+            check_compute(compute, &[floats(0.7, &[2, 4, 6, 8])?, weight.clone()], len)?;
         }
     }
     for (window, output_padding) in [(window(3, 1, 2, 1, 1), 1), (window(2, 0, 2, 1, 1), 0)] {
@@ -373,7 +385,7 @@ fn of_several_nodes() -> Result<()> {
     let tensors = tensors.into_iter().collect::<Result<Vec<_>>>()?;
     check_graph("several nodes", &graph, &tensors)?;
     assert_eq!(Paths::of(&graph, &[0, 1, 2]).reached(), [true, true, false], "nothing reads the last input");
-    assert!(differentiate(&graph, &tensors, F64, &[1])?.gradients[0].is_some());
+    assert!(differentiate(&graph, &tensors, F64, &[1], &Segments::one(&graph))?.gradients[0].is_some());
     graph.outputs = vec![output(4)];
     assert_eq!(Paths::of(&graph, &[0, 1]).reached(), [false, false], "it is constant in pieces");
     Ok(())
@@ -437,7 +449,7 @@ fn of_padded_products() -> Result<()> {
         numbers(columns, 1.7)?,
         Tensor::new(classes, &Device::Cpu)?,
     ];
-    let [a, b] = [&graph, &padded].map(|graph| differentiate(graph, &inputs, F64, &[0, 1, 2]));
+    let [a, b] = [&graph, &padded].map(|graph| differentiate(graph, &inputs, F64, &[0, 1, 2], &Segments::one(graph)));
     let (a, b) = (a?, b?);
     let all = |of: Differentiated| of.outputs.into_iter().chain(of.gradients.into_iter().flatten());
     let [a, b] = [all(a).collect::<Vec<_>>(), all(b).collect::<Vec<_>>()];

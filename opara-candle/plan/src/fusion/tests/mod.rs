@@ -275,8 +275,20 @@ fn a_buffer_that_is_written_twice_is_not_fused() {
         launch(Elements, [same(3)], 4),
     ];
     assert_eq!(members(5, &launches), [(vec![2, 3], 2, vec![false, true])]);
-    // The weight is changed after it was read.
+}
+
+#[test]
+fn a_kernel_runs_before_what_it_reads_is_overwritten() {
+    // The weight is changed after it was read. The kernel takes the place of the first member.
     let launches =
         [launch(Elements, [same(1), same(0)], 2), launch(Other, [elsewhere(0)], 1), launch(Elements, [same(2)], 3)];
-    assert_eq!(members(4, &launches), []);
+    assert_eq!(members(4, &launches), [(vec![0, 2], 0, vec![false, true])]);
+    // It cannot, if the last member reads what is made behind that.
+    let launches = [
+        launch(Elements, [same(1), same(0)], 2),
+        launch(Other, [elsewhere(0)], 1),
+        launch(Other, [elsewhere(0)], 4),
+        launch(Elements, [same(2), same(4)], 3),
+    ];
+    assert_eq!(members(5, &launches), []);
 }
