@@ -133,6 +133,7 @@ impl Step {
             (&mut *far_pass, far),
             (&mut *farthest_pass, far + 1),
         ])?;
+        // Executors are built at a length that the module has launched them for: at 0 some have no blocks.
         opaque.length.set(length as u64);
         let counted = Counted::of([&pass, &farthest_pass], [length, far + 1])?;
         for (pass, length) in [(&later, last), (&far_pass, far)] {
@@ -190,7 +191,6 @@ impl Step {
         of_first.forget(&growth, &far_pass);
         drop((far_pass, farthest_pass, later));
 
-        opaque.length.set(0);
         let text = empty_text(&growth, &pass, capacity, (&token.ids, texts.mask()))?;
         let each = each_of(of_prompt.dims(), logits.dims(), tokens);
         let of = Common::new(&growth, &inputs, &known_inputs, &pass, &counted, each.flatten())?;

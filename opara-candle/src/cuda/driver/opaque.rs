@@ -209,8 +209,16 @@ pub(crate) fn launch_opaque(number: u64, reads: &[Tensor], result: &Tensor) -> R
             sys::cuLaunchKernel(function, x, y, z, tx, ty, tz, shared, stream.cu_stream(), parameters, extra)
         }),
     )?;
-    if let Some(of) = kernel.by_length {
-        NOTED.with_borrow_mut(|noted| noted.iter_mut().for_each(|noted| noted.push((position(), of.clone()))));
-    }
-    Ok(())
+    let Some(of) = kernel.by_length else { return Ok(()) };
+    NOTED.with_borrow_mut(|noted| match (noted, position()) {
+        (Some(noted), node) => {
+            noted.push((node, of));
+            Ok(())
+        }
+        (None, 0) => Ok(()),
+        // A replay would keep the numbers of this length.
+        (None, _) => {
+            Err(Error::Internal { message: "a launch by length is captured on a thread that does not note it".into() })
+        }
+    })
 }
