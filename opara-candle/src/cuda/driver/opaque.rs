@@ -150,9 +150,12 @@ pub(crate) fn is_opaque_at(at_lengths: u64, length: u64, number: u64) -> bool {
     of.pointers() == other.pointers() && of.kernel.by_length.as_ref().is_some_and(is_like)
 }
 
+/// Launches of a capture whose numbers follow from a length, with its position behind each.
+type Noted = Vec<(usize, Arc<ByLength>)>;
+
 thread_local! {
-    /// The launches of this thread's capture whose numbers follow from a length, with its position behind each; `None` outside of one.
-    static NOTED: RefCell<Option<Vec<(usize, Arc<ByLength>)>>> = const { RefCell::new(None) };
+    /// Those of this thread's capture; `None` outside of one.
+    static NOTED: RefCell<Option<Noted>> = const { RefCell::new(None) };
 }
 
 /// The launches of a capture whose numbers follow from a length, by their nodes.
@@ -168,7 +171,7 @@ impl NotedLaunches {
 
 /// Runs `f`, which captures on this thread, and notes its launches whose numbers follow from a length.
 pub(in crate::cuda) fn noted_launches<T>(f: impl FnOnce() -> T) -> (T, NotedLaunches) {
-    struct Restore(Option<Vec<(usize, Arc<ByLength>)>>);
+    struct Restore(Option<Noted>);
     impl Drop for Restore {
         fn drop(&mut self) {
             NOTED.set(self.0.take());
