@@ -189,8 +189,8 @@ impl Builder {
     ///
     /// The way back reads values of the way forward. Where they take more than the limit, [`build_train`](Self::build_train) divides the
     /// forward pass into segments, keeps the values that later ones read, and computes each segment again on the way back. Losses and
-    /// gradients keep their bits. It takes the fewest segments that fit, and builds a step for each count that it tries. For batches of
-    /// other shapes it estimates the count.
+    /// gradients keep their bits. An estimate says how many segments fit; where the built step takes more, it builds one of
+    /// more segments. For batches of other shapes there is the estimate alone, and for steps that run eagerly no limit.
     pub fn train_memory(mut self, bytes: u64) -> Self {
         self.0.train_memory = Some(bytes);
         self

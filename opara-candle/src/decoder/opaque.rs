@@ -3,7 +3,7 @@
 use opara_plan::rewrite::{Compute, Node, Operand};
 
 use super::known::refused;
-use crate::cuda::driver::{is_opaque_at, opaque_at_lengths, HeldLaunch, Length};
+use crate::cuda::driver::{is_opaque_at, opaque_at_lengths, opaque_has_blocks_before, HeldLaunch, Length};
 use crate::cuda::WholePass;
 use crate::Result;
 
@@ -69,6 +69,11 @@ impl Opaque {
         }
         pass.held.extend(self.held.iter().cloned());
         Ok(())
+    }
+
+    /// Whether all have blocks behind fewer tokens than so many, too, so that a prompt may be read by steps from its first token on.
+    pub fn have_blocks_before(&self, length: usize) -> bool {
+        self.at_lengths.iter().all(|&(_, number)| opaque_has_blocks_before(number, length as u64))
     }
 
     /// Their numbers.

@@ -182,6 +182,18 @@ impl Step {
         if let Some(why) = differs {
             return Err(refused(&format!("a step behind {far} tokens is another one than behind few: {why}")));
         }
+        // Numbers of the position may go another way between the lengths that were captured.
+        let middle = (last + far) / 2;
+        if growth.has_numbers(&known_inputs) && middle > last {
+            let (text, _) = behind(&example.repeated(middle - 1)?)?;
+            let (mut pass, _text) = captured(texts, text, &token, middle)?;
+            opaque.rename(&mut pass, middle)?;
+            check_counted(&counted, &pass, middle)?;
+            let at_middle = first.and(&known(&pass, middle)?, &known_inputs)?;
+            if let Some(why) = at_middle.difference(&growth, middle as u64) {
+                return Err(refused(&format!("a step behind {middle} tokens is another one than behind {far}: {why}")));
+            }
+        }
         if texts.mask().is_some() && !growth.sources.iter().any(|source| matches!(source, Source::Given(_))) {
             return Err(refused(
                 "its step does not read the mask, so that padding would count: have attention add it at each step, too",
@@ -247,6 +259,9 @@ impl Step {
         }
         let room = Self::ROOM * apart.max(2. * compared.unit);
         let prompts = Prompts { example: (example, &of_prompt), long: (&long, &of_long), room };
+        if !step.opaque.have_blocks_before(length) {
+            return Ok(step);
+        }
         if step.several.is_ok() {
             match or_reason(step.longest_in_pieces(texts, &prompts))? {
                 Ok(longest) => step.longest = longest,

@@ -9,7 +9,7 @@
 use super::affine::is_near;
 use super::append::Append;
 use super::compute::Compute;
-use super::graph::{Graph, Input, Value};
+use super::graph::{Graph, Input, Node, Value};
 use crate::trace::Element;
 
 /// The step that adds a token to a text of any length.
@@ -165,6 +165,12 @@ impl Growth {
             }
             None => (own != *known).then(|| "it reads something else".into()),
         }
+    }
+
+    /// Has it numbers that follow from the position, in functions or in launches without a meaning?
+    pub fn has_numbers(&self, inputs: &Inputs) -> bool {
+        let has = |node: &Node| matches!(node.compute, Compute::AffineAtPosition { .. });
+        !inputs.at_lengths.is_empty() || self.graph.nodes.iter().any(has)
     }
 
     /// How many tokens lie before the new one in what a graph appends to; `None` if it appends nothing to that.

@@ -35,22 +35,19 @@ pub(in crate::cuda) struct ByLength {
     blocks: Vec<(usize, Blocks)>,
 }
 
-/// A number in the arguments: `zero` behind no token, and `step` more with each.
+/// A number in the arguments.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Number {
     offset: usize,
-    kind: Kind,
-    zero: f64,
-    step: f64,
+    bytes: usize,
+    of: Affine,
 }
 
-/// How bytes are a number.
+/// A number behind no token, and the difference that each makes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Kind {
-    I32,
-    I64,
-    F32,
-    F64,
+enum Affine {
+    Whole([i64; 2]),
+    Float([f64; 2]),
 }
 
 /// Blocks along an axis.
@@ -62,59 +59,67 @@ enum Blocks {
     Fill(usize),
 }
 
-impl Kind {
-    /// The ways in which so many bytes may be a number, whole ones first.
-    fn of(bytes: usize) -> &'static [Self] {
-        match bytes {
-            4 => &[Kind::I32, Kind::F32],
-            8 => &[Kind::I64, Kind::F64],
-            _ => &[],
+impl Affine {
+    fn whole(bytes: &[(&[u8], u64)]) -> Option<Self> {
+        let number = |bytes: &[u8]| match bytes.len() {
+            4 => Some(i64::from(i32::from_ne_bytes(bytes.try_into().ok()?))),
+            _ => Some(i64::from_ne_bytes(bytes.try_into().ok()?)),
+        };
+        let [(first, from), .., (last, to)] = bytes else { return None };
+        let (a, apart) = (number(first)?, i64::try_from(to.checked_sub(*from)?).ok()?);
+        let between = number(last)?.checked_sub(a)?;
+        // A quotient that is rounded, such as of pages, is the same at some lengths alone.
+        let step = (between.checked_rem(apart)? == 0).then(|| between / apart)?;
+        Some(Affine::Whole([a.checked_sub(step.checked_mul(i64::try_from(*from).ok()?)?)?, step]))
+    }
+
+    fn float(bytes: &[(&[u8], u64)]) -> Option<Self> {
+        let number = |bytes: &[u8]| match bytes.len() {
+            4 => Some(f64::from(f32::from_ne_bytes(bytes.try_into().ok()?))),
+            _ => Some(f64::from_ne_bytes(bytes.try_into().ok()?)),
+        };
+        let [(first, from), .., (last, to)] = bytes else { return None };
+        let step = (number(last)? - number(first)?) / (to.checked_sub(*from).filter(|apart| *apart > 0)? as f64);
+        Some(Affine::Float([number(first)? - step * *from as f64, step]))
+    }
+
+    fn written(self, length: u64, bytes: usize) -> Vec<u8> {
+        match (self, bytes) {
+            (Affine::Whole(_), 4) => (self.floor(length) as i32).to_ne_bytes().to_vec(),
+            (Affine::Whole(_), _) => self.floor(length).to_ne_bytes().to_vec(),
+            (Affine::Float([zero, step]), 4) => ((zero + step * length as f64) as f32).to_ne_bytes().to_vec(),
+            (Affine::Float([zero, step]), _) => (zero + step * length as f64).to_ne_bytes().to_vec(),
         }
     }
 
-    fn read(self, bytes: &[u8]) -> Option<f64> {
-        Some(match self {
-            Kind::I32 => f64::from(i32::from_ne_bytes(bytes.try_into().ok()?)),
-            Kind::I64 => i64::from_ne_bytes(bytes.try_into().ok()?) as f64,
-            Kind::F32 => f64::from(f32::from_ne_bytes(bytes.try_into().ok()?)),
-            Kind::F64 => f64::from_ne_bytes(bytes.try_into().ok()?),
-        })
-    }
-
-    fn written(self, number: f64) -> Vec<u8> {
+    fn floor(self, length: u64) -> i64 {
         match self {
-            Kind::I32 => (number as i32).to_ne_bytes().to_vec(),
-            Kind::I64 => (number as i64).to_ne_bytes().to_vec(),
-            Kind::F32 => (number as f32).to_ne_bytes().to_vec(),
-            Kind::F64 => number.to_ne_bytes().to_vec(),
+            Affine::Whole([zero, step]) => zero.saturating_add(step.saturating_mul(length as i64)),
+            Affine::Float([zero, step]) => (zero + step * length as f64) as i64,
         }
     }
 }
 
 impl Number {
-    /// The number that these bytes are behind so many tokens each, if each token adds as much.
+    /// The number that these bytes are behind so many tokens each, if each token adds as much. Bits of floats may be those of whole numbers
+    /// that do: then both have to be the same at every length up to the last one.
     fn of(offset: usize, bytes: &[(&[u8], u64)]) -> Option<Self> {
-        let [(first, from), .., (last, to)] = bytes else { return None };
-        let number = |&kind: &Kind| {
-            let (a, b) = (kind.read(first)?, kind.read(last)?);
-            let step = (b - a) / (to.checked_sub(*from)? as f64);
-            let number = Self { offset, kind, zero: a - step * *from as f64, step };
-            bytes.iter().all(|(bytes, length)| number.at(*length) == *bytes).then_some(number)
-        };
-        Kind::of(first.len()).iter().find_map(number)
-    }
-
-    fn value(&self, length: u64) -> f64 {
-        let number = self.zero + self.step * length as f64;
-        if matches!(self.kind, Kind::I32 | Kind::I64) {
-            number.round()
-        } else {
-            number
+        let (first, (_, last)) = (bytes.first()?.0.len(), bytes.last()?);
+        if !matches!(first, 4 | 8) {
+            return None;
         }
+        let is = |of: &Affine| bytes.iter().all(|(bytes, length)| of.written(*length, first) == *bytes);
+        let [whole, float] = [Affine::whole(bytes), Affine::float(bytes)].map(|of| of.filter(is));
+        let is_one = |a: Affine, b: Affine| (0..=*last).all(|at| a.written(at, first) == b.written(at, first));
+        let of = match (whole, float) {
+            (Some(whole), Some(float)) => is_one(whole, float).then_some(whole),
+            (whole, float) => whole.or(float),
+        };
+        Some(Self { offset, bytes: first, of: of? })
     }
 
     fn at(&self, length: u64) -> Vec<u8> {
-        self.kind.written(self.value(length))
+        self.of.written(length, self.bytes)
     }
 }
 
@@ -154,6 +159,12 @@ impl ByLength {
             }
         }
         Ok(Self { length: length.clone(), numbers, blocks })
+    }
+
+    /// Has it blocks behind fewer than so many tokens, too?
+    pub fn has_blocks_before(&self, length: u64, threads: [u32; 3]) -> bool {
+        let has = |at: u64| self.blocks.iter().all(|(axis, of)| of.at(at, &self.numbers, threads[*axis]) > 0);
+        (0..length).all(has)
     }
 
     /// Has the text as many tokens as a launch was set for?
@@ -197,7 +208,7 @@ impl Blocks {
     fn at(&self, length: u64, numbers: &[Number], threads: u32) -> u32 {
         match *self {
             Blocks::Affine([zero, step]) => (zero + step * length as i64).clamp(0, i64::from(u32::MAX)) as u32,
-            Blocks::Fill(of) => (numbers[of].value(length).max(0.) as u64).div_ceil(u64::from(threads.max(1))) as u32,
+            Blocks::Fill(of) => (numbers[of].of.floor(length).max(0) as u64).div_ceil(u64::from(threads.max(1))) as u32,
         }
     }
 }
@@ -214,22 +225,37 @@ mod tests {
     fn numbers_grow_by_as_much_with_each_token() {
         let whole = [5u32, 6, 60, 61].map(|length| ((3 * length + 7).to_ne_bytes(), u64::from(length)));
         let number = Number::of(8, &bytes(&whole)).expect("it is affine");
-        assert_eq!((number.kind, number.at(30)), (Kind::I32, 97u32.to_ne_bytes().to_vec()));
+        assert_eq!((number.of, number.at(30)), (Affine::Whole([7, 3]), 97u32.to_ne_bytes().to_vec()));
         let falling = [5i64, 6, 60].map(|length| ((9 - length).to_ne_bytes(), length as u64));
         assert_eq!(Number::of(0, &bytes(&falling)).map(|of| of.at(10)), Some((-1i64).to_ne_bytes().to_vec()));
         let floats = [5u8, 6, 60].map(|length| ((f32::from(length) * 0.5).to_ne_bytes(), u64::from(length)));
         let number = Number::of(0, &bytes(&floats)).expect("it is affine");
-        assert_eq!((number.kind, number.at(7)), (Kind::F32, 3.5f32.to_ne_bytes().to_vec()));
+        assert_eq!((number.of, number.at(7)), (Affine::Float([0., 0.5]), 3.5f32.to_ne_bytes().to_vec()));
         let squares = [5u32, 6, 60].map(|length| ((length * length).to_ne_bytes(), u64::from(length)));
         assert_eq!(Number::of(0, &bytes(&squares)), None);
     }
 
     #[test]
+    fn rounded_quotients_and_bits_of_two_kinds_are_no_numbers() {
+        for quotient in [|length: u32| length / 64, |length: u32| length.div_ceil(64)] {
+            let pages = [5u32, 6, 126, 127].map(|length| (quotient(length).to_ne_bytes(), u64::from(length)));
+            assert_eq!(Number::of(0, &bytes(&pages)), None);
+        }
+        // Between two powers of two, bits of floats grow by as much as the floats.
+        let floats = [1100u16, 1101, 2000].map(|length| (f32::from(length).to_ne_bytes(), u64::from(length)));
+        assert_eq!(Number::of(0, &bytes(&floats)), None);
+    }
+
+    #[test]
     fn blocks_are_affine_or_filled_by_a_number() {
-        let number = Number { offset: 0, kind: Kind::I32, zero: 1., step: 1. };
+        let number = Number { offset: 0, bytes: 4, of: Affine::Whole([0, 1]) };
         assert_eq!(Blocks::of(&[(6, 5), (7, 6), (61, 60)], &[], 32), Some(Blocks::Affine([1, 1])));
         let filled = Blocks::of(&[(1, 5), (1, 6), (2, 60), (2, 61)], &[number], 32).expect("a number fills them");
-        assert_eq!((filled, filled.at(95, &[number], 32)), (Blocks::Fill(0), 3));
+        assert_eq!((filled, filled.at(96, &[number], 32)), (Blocks::Fill(0), 3));
         assert_eq!(Blocks::of(&[(1, 5), (1, 6), (9, 60)], &[number], 32), None);
+        let of = |number| ByLength { length: Length::default(), numbers: vec![number], blocks: vec![(0, filled)] };
+        assert!(!of(number).has_blocks_before(5, [32; 3]), "there are none behind no token");
+        let one_more = Number { of: Affine::Whole([1, 1]), ..number };
+        assert!(of(one_more).has_blocks_before(5, [32; 3]));
     }
 }

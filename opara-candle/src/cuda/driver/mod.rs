@@ -50,7 +50,9 @@ pub(crate) use handover::Handover;
 pub(super) use kernel::KernelNode;
 pub(crate) use memory::{address_of, Lent};
 pub(super) use memory::{aligned_input, bytes_of, copy_of, MemoryBlock, Relocation, ALIGNMENT};
-pub(crate) use opaque::{is_opaque_at, launch_opaque, opaque_at_lengths, opaque_name, opaque_reads, HeldLaunch};
+pub(crate) use opaque::{
+    is_opaque_at, launch_opaque, opaque_at_lengths, opaque_has_blocks_before, opaque_name, opaque_reads, HeldLaunch,
+};
 pub(super) use opaque::{noted_launches, opaque_launch, NotedLaunches};
 #[cfg(feature = "faults")]
 pub use opara_interpose::faults;

@@ -141,6 +141,15 @@ pub(crate) fn opaque_at_lengths(
     Ok(all.number(OpaqueLaunch { kernel, reads: first.reads.clone(), result: first.result }))
 }
 
+/// Has a launch whose numbers follow from the length blocks behind fewer than so many tokens, too?
+pub(crate) fn opaque_has_blocks_before(number: u64, length: u64) -> bool {
+    let of = LAUNCHES.lock().get(number);
+    of.is_some_and(|of| {
+        let by_length = of.kernel.by_length.as_ref();
+        by_length.is_none_or(|by| by.has_blocks_before(length, of.kernel.launch.block))
+    })
+}
+
 /// Is the launch `number` the one whose numbers follow from the length, `at_lengths`, behind so many tokens?
 pub(crate) fn is_opaque_at(at_lengths: u64, length: u64, number: u64) -> bool {
     let all = LAUNCHES.lock();
