@@ -74,10 +74,17 @@ impl Affine {
     }
 
     fn float(bytes: &[(&[u8], u64)]) -> Option<Self> {
+        // Bits of whole numbers are floats that are next to zero.
         let number = |bytes: &[u8]| match bytes.len() {
-            4 => Some(f64::from(f32::from_ne_bytes(bytes.try_into().ok()?))),
-            _ => Some(f64::from_ne_bytes(bytes.try_into().ok()?)),
+            4 => {
+                let number = f32::from_ne_bytes(bytes.try_into().ok()?);
+                (number.is_normal() || number == 0.).then_some(f64::from(number))
+            }
+            _ => Some(f64::from_ne_bytes(bytes.try_into().ok()?)).filter(|of| of.is_normal() || *of == 0.),
         };
+        if bytes.iter().any(|(bytes, _)| number(bytes).is_none()) {
+            return None;
+        }
         let [(first, from), .., (last, to)] = bytes else { return None };
         let step = (number(last)? - number(first)?) / (to.checked_sub(*from).filter(|apart| *apart > 0)? as f64);
         Some(Affine::Float([number(first)? - step * *from as f64, step]))
