@@ -157,7 +157,7 @@ fn a_cache_that_has_room_for_the_latest_tokens_is_a_window() -> Result<()> {
     assert!(growth.graph.nodes.iter().filter_map(sees).all(|window| window == Some(16)));
     let agrees = |own: &Growth, known, length| own.difference(known, length).is_none();
     assert!(agrees(&short, &growth, 9) && agrees(&growth, &growth, 41) && !agrees(&growth, &short, 41));
-    assert!(!agrees(&short, &growth, 16), "behind so many tokens it would be seen");
+    assert!(!agrees(&short, &growth, 16), "a text of 16 tokens fills the window");
     assert_eq!(Growth::place(&far, growth.caches[0].keys.input), Some(5));
     let at_ends = [(0, with_room(&c, 16, 0, 16)?), (15, with_room(&c, 16, 15, 16)?)];
     for (place, at_end) in &at_ends {

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use opara_plan::rewrite::{matched, regions, rules};
+use opara_plan::rewrite::{matched, regions, rules, whole, Segments, Value};
 use opara_plan::trace::Trace;
 
 /// A model, how often each rule fits, and how many launches are in no run.
@@ -157,6 +157,33 @@ fn rules_that_are_refused_everywhere_change_nothing() -> Result<()> {
             assert!(rules::apply(&mut graph, &[], &nodes().collect()).is_empty());
             assert_eq!(graph, region.graph, "{model}");
         }
+    }
+    Ok(())
+}
+
+/// Of all that are one graph: segments keep each value that a later one reads, and eight take less than half of the memory.
+#[test]
+fn segments_of_models_keep_the_values_that_later_ones_read() -> Result<()> {
+    let graphs = MODELS.iter().map(|(model, ..)| Ok((model, whole(&trace(model)?, []).ok())));
+    let graphs = graphs.collect::<Result<Vec<_>>>()?;
+    let graphs: Vec<_> = graphs.into_iter().filter_map(|(model, whole)| Some((model, whole?.graph))).collect();
+    assert!(graphs.len() * 2 > MODELS.len(), "{} models are one graph", graphs.len());
+    for (model, graph) in graphs {
+        let live = graph.live();
+        for count in [1, 2, 8, 64] {
+            let of = Segments::of(&graph, count);
+            for range in of.ranges() {
+                let is_there = |value| match value {
+                    Value::Node(from) => range.contains(&from) || of.is_kept(from),
+                    Value::Input(_) => true,
+                };
+                for at in range.clone().filter(|&at| live[at]) {
+                    assert!(graph.nodes[at].operands.iter().all(|operand| is_there(operand.value)), "{model}: {at}");
+                }
+            }
+        }
+        let [one, eight] = [1, 8].map(|count| Segments::of(&graph, count).bytes());
+        assert!(eight * 2 < one, "{model}: {eight} of {one} bytes");
     }
     Ok(())
 }

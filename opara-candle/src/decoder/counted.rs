@@ -1,7 +1,7 @@
 //! Uploads of a module's host code whose numbers depend on the position.
 
 use candle::{DType, Device, Tensor};
-use opara_plan::rewrite::{self, Input};
+use opara_plan::rewrite::{self, AtPosition, Input};
 
 use super::known::refused;
 use crate::cuda::{Place, WholePass};
@@ -18,8 +18,8 @@ pub(super) struct Counted {
 
 #[derive(Debug, Clone, PartialEq)]
 enum Kind {
-    /// Each is a number, and another one for each token before.
-    Affine { zero: Vec<f64>, step: Vec<f64> },
+    /// Each follows from the position.
+    Affine(Vec<AtPosition>),
     /// There are as many places as tokens: the first ones of these rows, or the last ones, each of some numbers.
     Grows { numbers: Vec<f64>, rows: usize, size: usize, are_last: bool },
     /// What the caller says of each place of so many rows.
@@ -72,7 +72,7 @@ impl Counted {
     /// The same for the comparison of graphs.
     pub fn plan(&self) -> rewrite::Counted {
         let grows = match self.kind {
-            Kind::Affine { .. } => None,
+            Kind::Affine(_) => None,
             Kind::Grows { rows, size, .. } => Some([rows as u64, size as u64]),
             Kind::Given { rows } => Some([rows as u64, 1]),
         };
@@ -86,8 +86,10 @@ impl Counted {
     pub fn source(&self, like: &Input, device: &Device) -> candle::Result<Numbers> {
         let on_device = |numbers: &[f64]| Tensor::from_slice(numbers, numbers.len(), device);
         Ok(match &self.kind {
-            Kind::Affine { zero, step } => {
-                Numbers::Affine { zero: on_device(zero)?, step: on_device(step)?, dtype: self.dtype }
+            Kind::Affine(of) => {
+                let zero: Vec<f64> = of.iter().map(|number| number.zero).collect();
+                let step: Vec<f64> = of.iter().map(|number| number.step).collect();
+                Numbers::Affine { zero: on_device(&zero)?, step: on_device(&step)?, dtype: self.dtype }
             }
             Kind::Grows { numbers, rows, size, are_last } => {
                 let table = on_device(numbers)?.to_dtype(self.dtype)?;
@@ -107,10 +109,9 @@ impl Counted {
 impl Kind {
     fn of([a, b]: [&[f64]; 2], lengths: [usize; 2]) -> Option<Self> {
         if a.len() == b.len() {
-            let apart = (lengths[1] - lengths[0]) as f64;
-            let step: Vec<f64> = a.iter().zip(b).map(|(a, b)| (b - a) / apart).collect();
-            let zero = a.iter().zip(&step).map(|(a, step)| a - step * lengths[0] as f64).collect();
-            let kind = Kind::Affine { zero, step };
+            let positions = lengths.map(|length| length as u64);
+            let numbers = a.iter().zip(b).map(|(a, b)| AtPosition::through([*a, *b], positions));
+            let kind = Kind::Affine(numbers.collect::<Option<_>>()?);
             return (kind.at(lengths[0]) == a && kind.at(lengths[1]) == b).then_some(kind);
         }
         let of_place = a.len() / (lengths[0] + 1);
@@ -125,9 +126,7 @@ impl Kind {
     /// The numbers behind `length` tokens.
     fn at(&self, length: usize) -> Vec<f64> {
         match self {
-            Kind::Affine { zero, step } => {
-                zero.iter().zip(step).map(|(zero, step)| zero + step * length as f64).collect()
-            }
+            Kind::Affine(of) => of.iter().map(|number| number.at(length as u64)).collect(),
             Kind::Grows { numbers, rows, size, are_last } => {
                 let all = numbers.len() / (rows * size);
                 let count = (length + 1).min(all);

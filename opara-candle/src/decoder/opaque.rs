@@ -18,34 +18,26 @@ pub(super) struct Opaque {
 }
 
 impl Opaque {
-    /// Finds those of passes behind so many tokens, in ascending order, which have the same nodes, and gives them their numbers.
+    /// Finds them in passes at several lengths, in ascending order, which have the same nodes, and gives them their numbers there.
     ///
     /// # Errors
     /// A launch that differs in another way.
     pub fn of(passes: &mut [(&mut WholePass, usize)]) -> Result<Self> {
         let mut found = Self::default();
-        let Some(((first, _), others)) = passes.split_first() else { return Ok(found) };
-        'launches: for at in 0..first.graph.nodes.len() {
-            let Some((node, number)) = launch(first, at) else { continue };
-            let mut differs = None;
-            let mut launches = vec![(number, passes[0].1 as u64)];
-            for (other, tokens) in others {
-                // Other steps are refused where graphs are compared.
-                let Some((other, number)) = launch(other, at) else { continue 'launches };
-                if sizes(node) != sizes(other) {
-                    return Err(said(first, at, *tokens, "size of a tensor: give it buffers of one size"));
-                }
-                differs = differs.or((number != launches[0].0).then_some(*tokens));
-                launches.push((number, *tokens as u64));
+        let Some((first, _)) = passes.first() else { return Ok(found) };
+        for at in 0..first.graph.nodes.len() {
+            let all = passes.iter().map(|(pass, tokens)| Some((launch(pass, at)?, *tokens)));
+            // Other steps are refused where graphs are compared.
+            let Some(all) = all.collect::<Option<Vec<_>>>() else { continue };
+            let ((node, number), _) = all[0];
+            if let Some((_, tokens)) = all.iter().find(|((other, _), _)| sizes(node) != sizes(other)) {
+                return Err(said(first, at, *tokens, "size of a tensor: give it buffers of one size"));
             }
-            let Some(tokens) = differs else { continue };
+            let Some((_, tokens)) = all.iter().find(|((_, other), _)| *other != number) else { continue };
+            let launches: Vec<_> = all.iter().map(|((_, number), tokens)| (*number, *tokens as u64)).collect();
             let (number, held) = opaque_at_lengths(&launches, &found.length).map_err(|what| {
-                said(
-                    first,
-                    at,
-                    tokens,
-                    &format!("{what}: give it what depends on the position as a tensor on the device"),
-                )
+                let what = format!("{what}: give it what depends on the position as a tensor on the device");
+                said(first, at, *tokens, &what)
             })?;
             found.at_lengths.push((at, number));
             found.held.push(held);
@@ -56,7 +48,7 @@ impl Opaque {
         Ok(found)
     }
 
-    /// Gives those of a pass behind so many tokens their numbers.
+    /// Gives those of a pass at a length their numbers.
     ///
     /// # Errors
     /// A launch that is another one.
@@ -71,7 +63,7 @@ impl Opaque {
         Ok(())
     }
 
-    /// Whether all have blocks behind fewer tokens than so many, too, so that a prompt may be read by steps from its first token on.
+    /// Whether all have blocks at every length below this one, so that steps may read a prompt from its first token on.
     pub fn have_blocks_before(&self, length: usize) -> bool {
         self.at_lengths.iter().all(|&(_, number)| opaque_has_blocks_before(number, length as u64))
     }
@@ -96,7 +88,7 @@ fn sizes(node: &Node) -> Vec<u64> {
     node.operands.iter().map(Operand::len).chain([node.len]).collect()
 }
 
-/// That a launch is another one behind so many tokens.
+/// That a launch is another one at a length of `tokens`.
 fn said(pass: &WholePass, at: usize, tokens: usize, what: &str) -> crate::Error {
     let [name, scope] = pass.launches.get(at).cloned().unwrap_or_default();
     let scope = if scope.is_empty() { String::new() } else { format!(" (at `{scope}`)") };

@@ -259,6 +259,7 @@ impl Step {
         }
         let room = Self::ROOM * apart.max(2. * compared.unit);
         let prompts = Prompts { example: (example, &of_prompt), long: (&long, &of_long), room };
+        // The module reads prompts, if a launch has no blocks at their first tokens.
         if !step.opaque.have_blocks_before(length) {
             return Ok(step);
         }
@@ -377,7 +378,7 @@ impl Step {
             logits.push(match &self.several {
                 Ok(several) if piece.size > 1 => {
                     self.note(&tokens, at + first)?;
-                    // Those of all tokens are no piece.
+                    // A piece has such launches of its last token alone.
                     self.opaque.length.set((at + first + piece.tokens - 1) as u64);
                     several.add(&tokens.ids, piece, &mut self.text)?
                 }

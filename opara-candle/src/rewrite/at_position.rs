@@ -1,7 +1,7 @@
 //! Nodes whose operands depend on the position, which is on the device.
 
 use candle::{bail, DType, Result, Tensor};
-use opara_plan::rewrite::{ByPosition, Compute, Node, Operand, Value};
+use opara_plan::rewrite::{AtPosition, ByPosition, Compute, Node, Operand, Value};
 
 use super::evaluation::{lens, Evaluation};
 use crate::ops;
@@ -23,16 +23,16 @@ pub(super) fn appended(of: &mut Evaluation, node: &Node, [rows, step]: [u64; 2])
     earlier.flatten_all()
 }
 
-/// An operand times a factor plus a summand, which are the first number at position 0, and each token adds the second one.
+/// An operand times a factor plus a summand, which follow from the position.
 pub(super) fn affine_at_position(
     of: &mut Evaluation,
     node: &Node,
-    factor: [f64; 2],
-    summand: [f64; 2],
+    factor: AtPosition,
+    summand: AtPosition,
 ) -> Result<Tensor> {
     let Some((position, x)) = node.operands.split_last() else { bail!("a node has no position") };
     let position = of.tensor(position.value)?.to_dtype(DType::F64)?.reshape(((), 1))?;
-    let (tokens, at) = (position.dim(0)?, |[zero, step]: [f64; 2]| position.affine(step, zero));
+    let (tokens, at) = (position.dim(0)?, |number: AtPosition| position.affine(number.step, number.zero));
     let y = match x {
         [x] => {
             let x = of.own(x)?.to_dtype(DType::F64)?.reshape((tokens, ()))?;

@@ -171,7 +171,7 @@ impl Lifted {
         self.scaled.as_ref().unwrap_or(&self.graph)
     }
 
-    /// Has steps keep values of so many bytes at most, by more segments than now, if values take more. False if they cannot keep fewer.
+    /// Has steps keep values of at most `bytes`, by more segments than now, if values take more. False if they cannot keep fewer.
     pub fn keep_less(&self, bytes: u64) -> bool {
         let mut now = self.segments.lock();
         if now.bytes() <= bytes {

@@ -92,7 +92,7 @@ impl Builder {
         if limit.is_some() && !is_lifted {
             return Err(TrainError::NoSegments.into());
         }
-        let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted.then_some(limit)));
+        let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted, limit));
         let errors = steps.prepare(batch)?;
         // A second pass would be a second step.
         let builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
@@ -109,7 +109,7 @@ impl Builder {
     }
 }
 
-/// The executor of steps, which take at most so many bytes.
+/// The executor of steps, each of which takes at most `limit` bytes.
 fn build_within<P: Params + Send + Sync + 'static>(
     builder: &Builder,
     steps: &Arc<Steps<P>>,

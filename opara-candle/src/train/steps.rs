@@ -45,17 +45,17 @@ struct LiftedSteps {
 }
 
 impl<P: Params> Steps<P> {
-    /// `lifted`: is the recorded loss differentiated, in place of candle's backward pass? Then a step may take so many bytes.
-    pub fn new(loss: Function, optimizer: &Fused<P>, lifted: Option<Option<u64>>) -> Self {
+    /// `is_lifted`: is the recorded loss differentiated, in place of candle's backward pass? Then a step may take `limit` bytes.
+    pub fn new(loss: Function, optimizer: &Fused<P>, is_lifted: bool, limit: Option<u64>) -> Self {
         #[cfg(not(feature = "cuda"))]
-        let _ = lifted;
+        let _ = (is_lifted, limit);
         #[cfg(feature = "cuda")]
-        let steps = |limit| LiftedSteps { of: Mutex::default(), limit, besides: AtomicU64::default() };
+        let steps = || LiftedSteps { of: Mutex::default(), limit, besides: AtomicU64::default() };
         Self {
             loss,
             optimizer: optimizer.clone(),
             #[cfg(feature = "cuda")]
-            lifted: lifted.map(steps),
+            lifted: is_lifted.then(steps),
         }
     }
 
@@ -96,7 +96,7 @@ impl<P: Params> Steps<P> {
         self.lifted.as_ref()?.of.lock().get(&key(batch)).cloned()
     }
 
-    /// Has steps of such batches, which were seen to take so many bytes, keep fewer values. False if none keep fewer.
+    /// Has steps of such batches, which took `taken` bytes, keep fewer values. False if they cannot.
     pub fn keep_less(&self, batch: &[Tensor], taken: u64) -> bool {
         #[cfg(feature = "cuda")]
         if let (Some(steps), Some(lifted)) = (&self.lifted, self.lifted(batch)) {

@@ -135,11 +135,12 @@ impl<'a> Grouping<'a> {
             return;
         }
         let overwritten = self.overwritten(op, fusible);
-        let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand)).max_by_key(|j| j.at);
+        let joined = operands.iter().filter_map(|operand| self.joined(op, fusible, *operand, overwritten));
+        let joined = joined.max_by_key(|j| j.at);
         let Some(Joined { group, at, columns, is_row_scalar, permutation, overwritten }) = joined else {
             self.group_of[op] = Some(self.groups.len());
             self.gives_row_scalars[op] = fusible.reduces;
-            let recomputing = operands.iter().find_map(|operand| self.recomputing(op, fusible, *operand));
+            let recomputing = operands.iter().find_map(|operand| self.recomputing(op, fusible, *operand, overwritten));
             if let Some(source) = recomputing.as_ref().and_then(|group| group.recomputes) {
                 let group = self.groups.len();
                 self.groups[source].recomputed_by.push(group);
@@ -159,12 +160,15 @@ impl<'a> Grouping<'a> {
 
     /// The first op behind `op` that overwrites one of its operands. The fused kernel may read them until then.
     fn overwritten(&self, op: OpId, fusible: &Fusible) -> Option<OpId> {
-        let next = |operand: &Operand| self.writers[operand.buffer].iter().copied().find(|&writer| writer > op);
+        let next = |operand: &Operand| {
+            let writers = &self.writers[operand.buffer];
+            writers.get(writers.partition_point(|&writer| writer <= op)).copied()
+        };
         fusible.operands.iter().filter_map(next).min()
     }
 
-    /// The way `op` can join the group that computes this operand; `None` if it cannot.
-    fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<Joined> {
+    /// The way `op` can join the group that computes this operand; `None` if it cannot. Its operands are there until the op `overwritten`.
+    fn joined(&self, op: OpId, fusible: &Fusible, operand: Operand, overwritten: Option<OpId>) -> Option<Joined> {
         let maker = self.writer[operand.buffer]?;
         let id = self.group_of[maker]?;
         let group = &self.groups[id];
@@ -193,14 +197,20 @@ impl<'a> Grouping<'a> {
         let ready = outer.filter_map(|o| Some(self.runs_at(self.writer[o.buffer]?))).max();
         let at =
             if ready.is_none_or(|ready| ready < group.at) { Some(group.at) } else { (!group.is_read).then_some(op) };
-        let overwritten = earlier(group.overwritten, self.overwritten(op, fusible));
+        let overwritten = earlier(group.overwritten, overwritten);
         let at = at.filter(|&at| fits && overwritten.is_none_or(|overwritten| at < overwritten))?;
         Some(Joined { group: id, at, columns, is_row_scalar, permutation, overwritten })
     }
 
     /// A new group of `op` that recomputes the slice of another group's result that `op` reads, such as the keys in the
     /// biased output of a QKV matmul. This is a gain only if every reader of that group recomputes its own slice.
-    fn recomputing(&self, op: OpId, fusible: &Fusible, operand: Operand) -> Option<OpenGroup> {
+    fn recomputing(
+        &self,
+        op: OpId,
+        fusible: &Fusible,
+        operand: Operand,
+        overwritten: Option<OpId>,
+    ) -> Option<OpenGroup> {
         let maker = self.writer[operand.buffer]?;
         let source = self.group_of[maker]?;
         let group = &self.groups[source];
@@ -222,7 +232,7 @@ impl<'a> Grouping<'a> {
         let permutation = Some(Permutation { before: group.members.len(), order, first });
         let is_row_scalar = vec![false; group.members.len() + 1];
         let members = group.members.iter().copied().chain([op]).collect();
-        let overwritten = earlier(group.overwritten, self.overwritten(op, fusible));
+        let overwritten = earlier(group.overwritten, overwritten);
         let own = OpenGroup::of(op, fusible, overwritten);
         Some(OpenGroup { members, is_row_scalar, permutation, recomputes: Some(source), ..own })
     }

@@ -1,5 +1,6 @@
 //! The computation of a node.
 
+use super::at_position::AtPosition;
 use super::scores::Scores;
 use crate::trace::{BlockType, Function, Window};
 
@@ -192,12 +193,12 @@ pub enum Compute {
         step: u64,
     },
     /// An operand times a factor plus a summand, which depend on the position. Operands: `x`, without which all elements are the summand, and
-    /// the position. If that is several positions, they are those of as many tokens, the first dimension of `x`.
+    /// the position. There may be a position for each of several tokens, which are the first dimension of `x`.
     AffineAtPosition {
-        /// The factor at position 0, and the difference that each token makes.
-        factor: [f64; 2],
-        /// The summand, in the same way.
-        summand: [f64; 2],
+        /// The factor.
+        factor: AtPosition,
+        /// The summand.
+        summand: AtPosition,
     },
     /// What is computed of operands that depend on the position, which is the last operand. If that is several positions, they are those
     /// of as many tokens, which are the first dimension of the operands.

@@ -6,7 +6,6 @@
 //! tables give the row of the position. Other steps go over all places of such a cache, and mask those behind the text. What a pass
 //! leaves for the next one, in the same size, is a state.
 
-use super::affine::is_near;
 use super::append::Append;
 use super::compute::Compute;
 use super::graph::{Graph, Input, Node, Value};
@@ -146,8 +145,8 @@ impl Growth {
                     Compute::AffineAtPosition { factor, summand },
                     &Compute::AffineAtPosition { factor: known, summand: other },
                 ) => {
-                    let is_near = |own, known| is_near(own, known, length, node.element);
-                    if is_near(*factor, known) && is_near(*summand, other) {
+                    let element = node.element;
+                    if factor.is_near(known, length, element) && summand.is_near(other, length, element) {
                         (*factor, *summand) = (known, other);
                     }
                 }

@@ -5,6 +5,7 @@
 
 mod affine;
 mod append;
+mod at_position;
 mod changes;
 mod common_step;
 mod compute;
@@ -33,6 +34,7 @@ mod tests;
 mod tokens;
 mod whole;
 
+pub use at_position::AtPosition;
 pub use changes::Changes;
 pub use compute::{ByPosition, Compute, Convolution, ProductEnd, Step};
 pub use errors::{Compared, Errors};

@@ -18,7 +18,7 @@ pub struct Segments {
     bytes: u64,
 }
 
-/// Counts of segments, of which more keep less.
+/// Counts of segments that are tried. From some count on, the values that are kept outgrow the largest segment's.
 const COUNTS: [usize; 12] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 
 impl Segments {
@@ -27,8 +27,8 @@ impl Segments {
         Self::of(graph, 1)
     }
 
-    /// A graph in about so many segments: fewer if it has too few nodes. They take about as many bytes each, and end where few bytes are
-    /// read behind them.
+    /// A graph in `count` segments, or fewer if it has few nodes. Values of each take about the same bytes. Each ends where few bytes are read
+    /// behind it.
     ///
     /// # Complexity
     /// Linear in the nodes' operands.
@@ -41,8 +41,8 @@ impl Segments {
         let mut ends = vec![0u64; nodes + 1];
         for at in 0..nodes {
             before[at + 1] = before[at] + bytes(at);
-            ends[last[at].min(nodes)] += if last[at] > at { bytes(at) } else { 0 };
             let begins = if last[at] > at { bytes(at) } else { 0 };
+            ends[last[at]] += begins;
             crossing[at + 1] = crossing[at] + begins - ends[at];
         }
         let (total, count) = (before[nodes], count.max(1) as u64);
@@ -66,7 +66,7 @@ impl Segments {
         Self { ranges, kept, bytes }
     }
 
-    /// The fewest segments that take at most so many bytes, and more than `before` of them; if none do, those that take the fewest bytes.
+    /// The lowest count of segments above `before` whose values take at most `bytes`; if none does, the count that takes the fewest bytes.
     pub fn within(graph: &Graph, bytes: u64, before: usize) -> Option<Self> {
         let more = COUNTS.into_iter().map(|count| Self::of(graph, count)).filter(|of| of.count() > before);
         let all: Vec<Self> = more.collect();

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+use opara_plan::rewrite::AtPosition;
+
 use super::arguments::Arguments;
 use crate::trace::Launch;
 
@@ -26,12 +28,12 @@ impl PartialEq for Length {
     }
 }
 
-/// A launch as it is behind texts of all lengths: the numbers in it that are others behind each.
+/// The numbers of a launch that follow from the length of a text.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::cuda) struct ByLength {
     length: Length,
     numbers: Vec<Number>,
-    /// The axes along which there are other numbers of blocks.
+    /// The axes along which the number of blocks follows from the length.
     blocks: Vec<(usize, Blocks)>,
 }
 
@@ -43,20 +45,43 @@ struct Number {
     of: Affine,
 }
 
-/// A number behind no token, and the difference that each makes.
+/// A number to which each token adds as much.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Affine {
-    Whole([i64; 2]),
-    Float([f64; 2]),
+    Whole(Whole),
+    Float(AtPosition),
+}
+
+/// A whole number without a token, and the difference that each token makes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Whole {
+    zero: i64,
+    step: i64,
 }
 
 /// Blocks along an axis.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Blocks {
-    /// So many behind no token, and so many more with each.
-    Affine([i64; 2]),
-    /// As many as a number in the arguments, of this index, fills, which is divided by the threads of a block.
+    /// A number to which each token adds as much.
+    Affine(Whole),
+    /// A number in the arguments, of this index, divided by the threads of a block and rounded up.
     Fill(usize),
+}
+
+impl Whole {
+    /// The one that has these values at two lengths, the lower one first.
+    fn through([a, b]: [i64; 2], lengths: [u64; 2]) -> Option<Self> {
+        let apart = i64::try_from(lengths[1].checked_sub(lengths[0])?).ok()?;
+        let between = b.checked_sub(a)?;
+        // A rounded quotient, such as a number of pages, has these values at some lengths alone.
+        let step = (between.checked_rem(apart)? == 0).then(|| between / apart)?;
+        let zero = a.checked_sub(step.checked_mul(i64::try_from(lengths[0]).ok()?)?)?;
+        Some(Self { zero, step })
+    }
+
+    fn at(self, length: u64) -> i64 {
+        self.zero.saturating_add(self.step.saturating_mul(length as i64))
+    }
 }
 
 impl Affine {
@@ -66,15 +91,10 @@ impl Affine {
             _ => Some(i64::from_ne_bytes(bytes.try_into().ok()?)),
         };
         let [(first, from), .., (last, to)] = bytes else { return None };
-        let (a, apart) = (number(first)?, i64::try_from(to.checked_sub(*from)?).ok()?);
-        let between = number(last)?.checked_sub(a)?;
-        // A quotient that is rounded, such as of pages, is the same at some lengths alone.
-        let step = (between.checked_rem(apart)? == 0).then(|| between / apart)?;
-        Some(Affine::Whole([a.checked_sub(step.checked_mul(i64::try_from(*from).ok()?)?)?, step]))
+        Whole::through([number(first)?, number(last)?], [*from, *to]).map(Affine::Whole)
     }
 
     fn float(bytes: &[(&[u8], u64)]) -> Option<Self> {
-        // Bits of whole numbers are floats that are next to zero.
         let number = |bytes: &[u8]| match bytes.len() {
             4 => {
                 let number = f32::from_ne_bytes(bytes.try_into().ok()?);
@@ -82,34 +102,35 @@ impl Affine {
             }
             _ => Some(f64::from_ne_bytes(bytes.try_into().ok()?)).filter(|of| of.is_normal() || *of == 0.),
         };
+        // Bits of small whole numbers are subnormal floats.
         if bytes.iter().any(|(bytes, _)| number(bytes).is_none()) {
             return None;
         }
         let [(first, from), .., (last, to)] = bytes else { return None };
-        let step = (number(last)? - number(first)?) / (to.checked_sub(*from).filter(|apart| *apart > 0)? as f64);
-        Some(Affine::Float([number(first)? - step * *from as f64, step]))
+        AtPosition::through([number(first)?, number(last)?], [*from, *to]).map(Affine::Float)
     }
 
     fn written(self, length: u64, bytes: usize) -> Vec<u8> {
         match (self, bytes) {
-            (Affine::Whole(_), 4) => (self.floor(length) as i32).to_ne_bytes().to_vec(),
-            (Affine::Whole(_), _) => self.floor(length).to_ne_bytes().to_vec(),
-            (Affine::Float([zero, step]), 4) => ((zero + step * length as f64) as f32).to_ne_bytes().to_vec(),
-            (Affine::Float([zero, step]), _) => (zero + step * length as f64).to_ne_bytes().to_vec(),
+            (Affine::Whole(of), 4) => (of.at(length) as i32).to_ne_bytes().to_vec(),
+            (Affine::Whole(of), _) => of.at(length).to_ne_bytes().to_vec(),
+            (Affine::Float(of), 4) => (of.at(length) as f32).to_ne_bytes().to_vec(),
+            (Affine::Float(of), _) => of.at(length).to_ne_bytes().to_vec(),
         }
     }
 
-    fn floor(self, length: u64) -> i64 {
+    /// Without the part of a float behind its point.
+    fn truncated(self, length: u64) -> i64 {
         match self {
-            Affine::Whole([zero, step]) => zero.saturating_add(step.saturating_mul(length as i64)),
-            Affine::Float([zero, step]) => (zero + step * length as f64) as i64,
+            Affine::Whole(of) => of.at(length),
+            Affine::Float(of) => of.at(length) as i64,
         }
     }
 }
 
 impl Number {
-    /// The number that these bytes are behind so many tokens each, if each token adds as much. Bits of floats may be those of whole numbers
-    /// that do: then both have to be the same at every length up to the last one.
+    /// The number that an argument has at these lengths, in ascending order, by its bytes. If they may be a whole number and a float, both have
+    /// to be the same at every length up to the last one.
     fn of(offset: usize, bytes: &[(&[u8], u64)]) -> Option<Self> {
         let (first, (_, last)) = (bytes.first()?.0.len(), bytes.last()?);
         if !matches!(first, 4 | 8) {
@@ -131,10 +152,10 @@ impl Number {
 }
 
 impl ByLength {
-    /// The launch of one kernel that these are, by their arguments, behind so many tokens each, in ascending order. Their pointers are null.
+    /// The numbers that one kernel's launches have at these lengths, in ascending order. Their pointers are null.
     ///
     /// # Errors
-    /// In what they differ beside numbers to which each token adds as much.
+    /// The part of the launches that differs in another way than by numbers to which each token adds as much.
     pub fn of(launches: &[(&Arguments, &Launch, u64)], length: &Length) -> Result<Self, String> {
         let Some((arguments, first, _)) = launches.first() else { return Err("kernel".into()) };
         let is_alike = |of: &Launch| (of.block, of.dynamic_shared) == (first.block, first.dynamic_shared);
@@ -168,7 +189,7 @@ impl ByLength {
         Ok(Self { length: length.clone(), numbers, blocks })
     }
 
-    /// Has it blocks behind fewer than so many tokens, too?
+    /// Has it blocks at every length below this one?
     pub fn has_blocks_before(&self, length: u64, threads: [u32; 3]) -> bool {
         let has = |at: u64| self.blocks.iter().all(|(axis, of)| of.at(at, &self.numbers, threads[*axis]) > 0);
         (0..length).all(has)
@@ -186,7 +207,7 @@ impl ByLength {
         length
     }
 
-    /// Is a launch this one of a text of so many tokens? Pointers of both are null.
+    /// Is a launch this one at a length? Pointers of both are null.
     pub fn is_at(&self, length: u64, (own, launch): (&Arguments, &Launch), other: (&Arguments, &Launch)) -> bool {
         let (mut arguments, mut grid) = (own.clone(), launch.grid);
         self.set_for(length, &mut arguments, &mut grid, launch.block);
@@ -206,16 +227,17 @@ impl ByLength {
 impl Blocks {
     fn of(counts: &[(u64, u64)], numbers: &[Number], threads: u32) -> Option<Self> {
         let [(first, from), .., (last, to)] = counts else { return None };
-        let step = (*last as i64 - *first as i64).checked_div(*to as i64 - *from as i64)?;
-        let affine = Blocks::Affine([*first as i64 - step * *from as i64, step]);
+        let affine = Whole::through([*first as i64, *last as i64], [*from, *to]).map(Blocks::Affine);
         let is = |blocks: &Self| counts.iter().all(|&(count, at)| u64::from(blocks.at(at, numbers, threads)) == count);
-        [affine].into_iter().chain((0..numbers.len()).map(Blocks::Fill)).find(is)
+        affine.into_iter().chain((0..numbers.len()).map(Blocks::Fill)).find(is)
     }
 
     fn at(&self, length: u64, numbers: &[Number], threads: u32) -> u32 {
         match *self {
-            Blocks::Affine([zero, step]) => (zero + step * length as i64).clamp(0, i64::from(u32::MAX)) as u32,
-            Blocks::Fill(of) => (numbers[of].of.floor(length).max(0) as u64).div_ceil(u64::from(threads.max(1))) as u32,
+            Blocks::Affine(of) => of.at(length).clamp(0, i64::from(u32::MAX)) as u32,
+            Blocks::Fill(of) => {
+                (numbers[of].of.truncated(length).max(0) as u64).div_ceil(u64::from(threads.max(1))) as u32
+            }
         }
     }
 }
@@ -232,12 +254,18 @@ mod tests {
     fn numbers_grow_by_as_much_with_each_token() {
         let whole = [5u32, 6, 60, 61].map(|length| ((3 * length + 7).to_ne_bytes(), u64::from(length)));
         let number = Number::of(8, &bytes(&whole)).expect("it is affine");
-        assert_eq!((number.of, number.at(30)), (Affine::Whole([7, 3]), 97u32.to_ne_bytes().to_vec()));
+        assert_eq!(
+            (number.of, number.at(30)),
+            (Affine::Whole(Whole { zero: 7, step: 3 }), 97u32.to_ne_bytes().to_vec())
+        );
         let falling = [5i64, 6, 60].map(|length| ((9 - length).to_ne_bytes(), length as u64));
         assert_eq!(Number::of(0, &bytes(&falling)).map(|of| of.at(10)), Some((-1i64).to_ne_bytes().to_vec()));
         let floats = [5u8, 6, 60].map(|length| ((f32::from(length) * 0.5).to_ne_bytes(), u64::from(length)));
         let number = Number::of(0, &bytes(&floats)).expect("it is affine");
-        assert_eq!((number.of, number.at(7)), (Affine::Float([0., 0.5]), 3.5f32.to_ne_bytes().to_vec()));
+        assert_eq!(
+            (number.of, number.at(7)),
+            (Affine::Float(AtPosition { zero: 0., step: 0.5 }), 3.5f32.to_ne_bytes().to_vec())
+        );
         let squares = [5u32, 6, 60].map(|length| ((length * length).to_ne_bytes(), u64::from(length)));
         assert_eq!(Number::of(0, &bytes(&squares)), None);
     }
@@ -255,14 +283,14 @@ mod tests {
 
     #[test]
     fn blocks_are_affine_or_filled_by_a_number() {
-        let number = Number { offset: 0, bytes: 4, of: Affine::Whole([0, 1]) };
-        assert_eq!(Blocks::of(&[(6, 5), (7, 6), (61, 60)], &[], 32), Some(Blocks::Affine([1, 1])));
+        let number = Number { offset: 0, bytes: 4, of: Affine::Whole(Whole { zero: 0, step: 1 }) };
+        assert_eq!(Blocks::of(&[(6, 5), (7, 6), (61, 60)], &[], 32), Some(Blocks::Affine(Whole { zero: 1, step: 1 })));
         let filled = Blocks::of(&[(1, 5), (1, 6), (2, 60), (2, 61)], &[number], 32).expect("a number fills them");
         assert_eq!((filled, filled.at(96, &[number], 32)), (Blocks::Fill(0), 3));
         assert_eq!(Blocks::of(&[(1, 5), (1, 6), (9, 60)], &[number], 32), None);
         let of = |number| ByLength { length: Length::default(), numbers: vec![number], blocks: vec![(0, filled)] };
         assert!(!of(number).has_blocks_before(5, [32; 3]), "there are none behind no token");
-        let one_more = Number { of: Affine::Whole([1, 1]), ..number };
+        let one_more = Number { of: Affine::Whole(Whole { zero: 1, step: 1 }), ..number };
         assert!(of(one_more).has_blocks_before(5, [32; 3]));
     }
 }

@@ -189,6 +189,7 @@ fn reductions(dtype: DType) -> u32 {
 }
 
 /// Is an operand's address aligned as cuBLASLt needs? Results are, since they are allocations of their own.
+#[cfg(feature = "cudnn")]
 pub(crate) fn is_aligned(address: u64) -> bool {
     address.is_multiple_of(u64::from(ALIGNMENT))
 }

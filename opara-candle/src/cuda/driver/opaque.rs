@@ -119,11 +119,10 @@ pub(crate) fn opaque_reads(number: u64) -> usize {
     LAUNCHES.lock().get(number).map_or(0, |of| of.reads.len())
 }
 
-/// The number of the launch that these are behind texts of so many tokens, in ascending order: that of a launch whose numbers follow from
-/// `length`.
+/// The number of a launch whose numbers follow from `length`, by its numbers at several lengths, in ascending order.
 ///
 /// # Errors
-/// In what they differ otherwise.
+/// The part of the launches that differs in another way.
 pub(crate) fn opaque_at_lengths(
     launches: &[(u64, u64)],
     length: &Length,
@@ -141,7 +140,7 @@ pub(crate) fn opaque_at_lengths(
     Ok(all.number(OpaqueLaunch { kernel, reads: first.reads.clone(), result: first.result }))
 }
 
-/// Has a launch whose numbers follow from the length blocks behind fewer than so many tokens, too?
+/// Has a launch whose numbers follow from the length blocks at every length below this one?
 pub(crate) fn opaque_has_blocks_before(number: u64, length: u64) -> bool {
     let of = LAUNCHES.lock().get(number);
     of.is_some_and(|of| {
@@ -150,7 +149,7 @@ pub(crate) fn opaque_has_blocks_before(number: u64, length: u64) -> bool {
     })
 }
 
-/// Is the launch `number` the one whose numbers follow from the length, `at_lengths`, behind so many tokens?
+/// Is the launch `number` the launch `at_lengths`, whose numbers follow from the length, at this length?
 pub(crate) fn is_opaque_at(at_lengths: u64, length: u64, number: u64) -> bool {
     let all = LAUNCHES.lock();
     let (Some(of), Some(other)) = (all.get(at_lengths), all.get(number)) else { return false };

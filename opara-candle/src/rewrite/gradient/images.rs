@@ -79,21 +79,21 @@ fn by_tiles(step: &mut Step, window: &Window, [x, weight, g]: [&Tensor; 3]) -> R
     let g = g.permute((0, 2, 3, 1))?.contiguous()?.reshape((batch * rows * columns, out))?;
     if step.needs(1) {
         // Copies of two dimensions each, of which kernels are fast.
-        let windows = turned(x, (batch * channels * rows, kh, columns, kw))?;
-        let windows = turned(&windows, (batch, channels, rows * columns, kh * kw))?;
+        let windows = exchanged(x, (batch * channels * rows, kh, columns, kw))?;
+        let windows = exchanged(&windows, (batch, channels, rows * columns, kh * kw))?;
         step.give(1, multiply(&g.t()?, &windows.reshape((batch * rows * columns, channels * kh * kw))?)?)?;
     }
     if step.needs(0) {
         let windows = multiply(&g, &weight.contiguous()?.reshape((out, channels * kh * kw))?)?;
-        let windows = turned(&windows, (batch, rows * columns, channels, kh * kw))?;
-        let x = turned(&windows, (batch * channels * rows, columns, kh, kw))?;
+        let windows = exchanged(&windows, (batch, rows * columns, channels, kh * kw))?;
+        let x = exchanged(&windows, (batch * channels * rows, columns, kh, kw))?;
         step.give(0, x.reshape((batch, channels, h, w))?)?;
     }
     Ok(())
 }
 
 /// A tensor of this shape with its middle dimensions exchanged.
-fn turned(x: &Tensor, shape: (usize, usize, usize, usize)) -> Result<Tensor> {
+fn exchanged(x: &Tensor, shape: (usize, usize, usize, usize)) -> Result<Tensor> {
     x.contiguous()?.reshape(shape)?.transpose(1, 2)?.contiguous()
 }
 

@@ -283,7 +283,7 @@ fn a_kernel_runs_before_what_it_reads_is_overwritten() {
     let launches =
         [launch(Elements, [same(1), same(0)], 2), launch(Other, [elsewhere(0)], 1), launch(Elements, [same(2)], 3)];
     assert_eq!(members(4, &launches), [(vec![0, 2], 0, vec![false, true])]);
-    // It cannot, if the last member reads what is made behind that.
+    // It cannot, if the last member reads a result of an op behind that.
     let launches = [
         launch(Elements, [same(1), same(0)], 2),
         launch(Other, [elsewhere(0)], 1),
