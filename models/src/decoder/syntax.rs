@@ -44,6 +44,14 @@ pub enum CallForm {
     },
     /// As Python writes a call: the name, and in parentheses each argument with `=` and a literal.
     Python,
+    /// The name, and arguments as JSON whose names stand without quotes, and whose texts stand between other marks, which are letters
+    /// of no text.
+    Quoted {
+        /// Between the name and the first argument: a brace.
+        open: String,
+        /// Before a text and behind it.
+        quote: String,
+    },
     /// The name and each argument as text, with marks between them.
     Marked {
         /// Between the name and the first argument's.
@@ -181,18 +189,31 @@ fn found(text: &str, at: usize) -> Option<(CallForm, usize, usize)> {
         let is_python = told.replace('"', "'") == format!("{first}='{value}',{second}={number}");
         is_python.then(|| (CallForm::Python, name, behind + arguments.len() + 2))
     };
-    let marked = || {
+    // Before the first argument's name, before its value, before the second one's name, and before that one's value.
+    let marks = || {
         let (mut marks, mut end) = (Vec::new(), behind);
         for piece in ARGUMENTS[at] {
             let start = end + text[end..].find(piece)?;
             marks.push(text[end..start].to_owned());
             end = start + piece.len();
         }
-        let [first, assign, next, again] = <[String; 4]>::try_from(marks).ok()?;
+        Some((<[String; 4]>::try_from(marks).ok()?, end))
+    };
+    let quoted = || {
+        let ([open, assign, next, again], end) = marks()?;
+        let (quote, comma) =
+            (assign.strip_prefix(&again)?.to_owned(), next.strip_prefix(assign.strip_prefix(&again)?)?);
+        let is_quoted = [&again, comma, &open].map(str::trim) == [":", ",", "{"] && !quote.trim().is_empty();
+        let close = end + text[end..].find('}')?;
+        let is_closed = text[end..close].trim().is_empty();
+        (is_quoted && is_closed).then_some((CallForm::Quoted { open, quote }, name, close + 1))
+    };
+    let marked = || {
+        let ([first, assign, next, again], end) = marks()?;
         let is_marked = assign == again && !assign.trim().is_empty() && !next.trim().is_empty();
         is_marked.then(|| (CallForm::Marked { first, assign, next, empty: String::new() }, name, end))
     };
-    object.or_else(named).or_else(python).or_else(marked)
+    object.or_else(named).or_else(python).or_else(quoted).or_else(marked)
 }
 
 /// The value of JSON that a text begins with, and its length.
@@ -365,6 +386,26 @@ mod tests {
                 .replace("LAST", last));
             let (open, between, close) = (first.into(), Some(between.into()), last.into());
             assert_eq!(calls, Some(CallSyntax { open, between, close, form: CallForm::Python }));
+        }
+    }
+
+    /// As Gemma 4 and FunctionGemma write them.
+    #[test]
+    fn arguments_with_quotes_of_their_own() {
+        for quote in ["<|\"|>", "<escape>"] {
+            let Syntax { calls, .. } = of(&r#"{%- macro written(value) -%}
+{%- if value is string %}{{- 'QUOTE' + value + 'QUOTE' }}{%- else %}{{- value }}{%- endif %}{%- endmacro %}
+{%- for message in messages %}
+{{- '<|turn>' + message.role + '\n' + message.content }}
+{%- for tool_call in message.tool_calls or [] %}
+{{- '<|tool_call>call:' + tool_call.function.name + '{' }}
+{%- for name, value in tool_call.function.arguments | dictsort %}{{- name + ':' }}{{- written(value) }}{%- if not loop.last %}{{- ',' }}{%- endif %}{%- endfor %}
+{{- '}<tool_call|>' }}{%- endfor %}
+{{- '<turn|>\n' }}{%- endfor %}"#
+                .replace("QUOTE", quote));
+            let (open, between) = ("<|tool_call>call:".into(), Some("<tool_call|><|tool_call>call:".into()));
+            let form = CallForm::Quoted { open: "{".into(), quote: quote.into() };
+            assert_eq!(calls, Some(CallSyntax { open, between, close: "<tool_call|>".into(), form }));
         }
     }
 

@@ -1,5 +1,7 @@
 //! Marks in a text that comes in pieces.
 
+use serde_json::Value;
+
 /// Whether a text begins with something.
 pub(super) enum Beginning<T> {
     /// It does, with these bytes.
@@ -40,7 +42,7 @@ pub(super) fn beginning(text: &str, mark: &str) -> Beginning<()> {
 }
 
 /// The beginning that two marks share, up to the end of its first tag. A value ends where it stands.
-pub(super) fn common(next: &str, close: &str) -> String {
+pub(crate) fn common(next: &str, close: &str) -> String {
     let (next, close) = (next.trim_start(), close.trim_start());
     let same: String = next.chars().zip(close.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a).collect();
     let same = same.trim_end();
@@ -55,4 +57,10 @@ pub(super) fn certain(text: &str, mark: &str) -> usize {
     let starts = text.char_indices().map(|(at, _)| at);
     let mut starts = starts.filter(|at| text.len() - at <= mark.len().max(64));
     starts.find(|at| mark.starts_with(text[*at..].trim_start())).unwrap_or(text.len())
+}
+
+/// A text within quotes of JSON.
+pub(super) fn escape(text: &str, told: &mut String) {
+    let quoted = Value::from(text).to_string();
+    *told += &quoted[1..quoted.len() - 1];
 }

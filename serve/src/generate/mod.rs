@@ -51,6 +51,8 @@ pub use delivery::Finish;
 pub use encoded::Encoded;
 pub use error::{GenerateError, Result};
 pub use guide::Guide;
+#[cfg(feature = "server")]
+pub(crate) use marks::common;
 pub use parts::{Part, Parts};
 pub use prompt::Prompt;
 #[cfg(feature = "server")]

@@ -1,11 +1,14 @@
 //! Models as the protocols see them: tensors by name in, tensors by name out.
 
+mod argument_grammar;
+mod call_grammar;
 mod embedding;
 mod failure;
 mod generation;
 mod grammar;
 mod models;
 mod response_format;
+mod rules;
 mod tensor;
 mod tensors;
 mod tokenizing;

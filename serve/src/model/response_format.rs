@@ -1,8 +1,10 @@
 //! The format that a text shall have, as a grammar of llguidance.
 
 use opara_models::decoder::{CallForm, CallSyntax, Syntax, Text};
-use serde_json::{json, Map, Value};
+use serde_json::Value;
 
+use super::call_grammar::calls;
+use super::rules::{between_slashes, literal, Rules, ANY};
 use super::{Failure, Result};
 use crate::generate::Tool;
 
@@ -18,173 +20,304 @@ pub enum ResponseFormat {
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
-    /// Calls of these tools and nothing else.
+    /// Calls of these tools.
     Calls {
         /// One of these each.
         of: Vec<Tool>,
         /// Whether there may be more than one call.
         are_several: bool,
+        /// Whether there is nothing else. If not, any text may stand before the calls, and there need be none.
+        is_all: bool,
     },
 }
-
-/// Spaces between the parts of JSON: as in lines that are indented. Without a bound a text could be spaces for ever.
-const SPACES: &str = r"[ \t]{0,2}(\n[ \t]{0,40})?";
 
 impl ResponseFormat {
     /// Its grammar, behind the end of the reasoning where the prompt is within it. `None` where any text will do.
     ///
     /// # Errors
-    /// Calls, which the template of the model does not write, or not as JSON.
+    /// Calls, which the template of the model does not write, or whose arguments cannot be made to fit their schema.
     pub(super) fn grammar(&self, text: &Text, syntax: &Syntax, is_thinking: bool) -> Result<Option<String>> {
-        let body = match self {
-            Self::Any => return Ok(None),
-            Self::Json(schema) => format!("body: %json {}\n", spaced(schema.clone())?),
-            Self::Regex(regex) => format!("body: /{}/\n", between_slashes(regex)),
-            Self::Choice(texts) => {
+        let mut rules = Rules::new(text);
+        let body = match (self, &syntax.calls) {
+            (Self::Any, _) | (Self::Calls { is_all: false, .. }, None) => return Ok(None),
+            (Self::Json(schema), _) => rules.json(schema, &Value::Null)?,
+            (Self::Regex(regex), _) => format!("/{}/", between_slashes(regex)),
+            (Self::Choice(texts), _) => {
                 let texts: Vec<String> = texts.iter().map(|text| literal(text)).collect();
-                format!("body: {}\n", texts.join(" | "))
+                format!("({})", texts.join(" | "))
             }
-            Self::Calls { of, are_several } => {
+            (Self::Calls { is_all: true, .. }, None) => {
                 let unknown =
                     "`tool_choice`: the model's chat template does not write calls in a form that is known here";
-                let calls = syntax.calls.as_ref().ok_or_else(|| Failure::invalid(unknown))?;
-                of_calls(calls, of, *are_several, text)?
+                return Err(Failure::invalid(unknown));
+            }
+            (Self::Calls { of, are_several, is_all: true }, Some(syntax)) => {
+                let calls = calls(&mut rules, syntax, of, *are_several)?;
+                format!("{} {calls}", rules.mark(&syntax.open))
+            }
+            (Self::Calls { of, are_several, is_all: false }, Some(syntax)) => {
+                let calls = calls(&mut rules, syntax, of, *are_several)?;
+                text_and(&mut rules, &calls, syntax)?
             }
         };
-        let (start, thought) = match &syntax.reasoning {
-            Some((_, close)) if is_thinking => ("thought body", thought(close, text)),
-            _ => ("body", String::new()),
+        let start = match &syntax.reasoning {
+            Some((_, close)) if is_thinking => format!("{} {body}", thought(&mut rules, close)?),
+            Some((open, close)) if matches!(self, Self::Calls { is_all: false, .. }) => {
+                format!("({} {})? {body}", rules.mark(open), thought(&mut rules, close)?)
+            }
+            _ => body,
         };
-        Ok(Some(format!("start: {start}\n{thought}{body}")))
+        Ok(Some(rules.into_grammar(&start)))
     }
 }
 
-/// Reasoning, with what ends it and spaces behind that.
-fn thought(close: &str, text: &Text) -> String {
-    match &text.at_special(close)[..] {
-        [("", Some(_)), ("", None)] => format!("thought: /(.|\\n)*/ {} /[ \\n]{{0,4}}/\n", mark(close, text)),
-        _ => format!("thought: until /[ \\n]{{0,4}}/\nuntil[suffix={}]: /(.|\\n)*/\n", literal(close)),
+/// Reasoning, with its end and spaces behind that.
+fn thought(rules: &mut Rules, close: &str) -> Result<String> {
+    Ok(format!("{} /[ \\n]{{0,4}}/", rules.until(ANY, close)?))
+}
+
+/// Any text, and perhaps calls behind it: from the mark before them on, a text is calls.
+fn text_and(rules: &mut Rules, calls: &str, syntax: &CallSyntax) -> Result<String> {
+    let open = syntax.open.trim();
+    if rules.is_special(open) {
+        return Ok(format!("({} {calls} | /{ANY}/)", rules.until(ANY, open)?));
     }
-}
-
-fn of_calls(syntax: &CallSyntax, tools: &[Tool], are_several: bool, text: &Text) -> Result<String> {
-    let (open, close) = (mark(&syntax.open, text), mark(&syntax.close, text));
-    let further = syntax.between.as_ref().filter(|_| are_several);
-    let further = further.map_or(String::new(), |between| format!("({} call)*", mark(between, text)));
-    let names: Vec<String> = (0..tools.len()).map(|at| format!("call{at}")).collect();
-    let mut grammar = format!("body: {open} call {further} {close}\ncall: {}\n", names.join(" | "));
-    for (rule, tool) in names.iter().zip(tools) {
-        let mut parameters = tool.parameters.clone().unwrap_or_else(|| json!({"type": "object"}));
-        grammar += &match &syntax.form {
-            CallForm::Object { name, arguments } => {
-                // References are from the root on.
-                let definitions = parameters
-                    .as_object_mut()
-                    .map(|fields| ["$defs", "definitions"].map(|field| Some((field, fields.shift_remove(field)?))));
-                let mut schema = json!({
-                    "type": "object", "properties": {name: {"const": tool.name}, arguments: parameters},
-                    "required": [name, arguments], "additionalProperties": false,
-                });
-                for (field, value) in definitions.into_iter().flatten().flatten() {
-                    schema[field] = value;
-                }
-                format!("{rule}: %json {}\n", spaced(schema)?)
-            }
-            CallForm::Named { before_id, middle } => {
-                let (name, middle) = (literal(&tool.name), mark(middle, text));
-                let before = before_id.as_ref().map(|before| format!("{} /[a-zA-Z0-9]{{9}}/", mark(before, text)));
-                let before = before.unwrap_or_default();
-                format!("{rule}: {name} {before} {middle} {rule}a\n{rule}a: %json {}\n", spaced(parameters)?)
-            }
-            CallForm::Python => of_python(rule, tool, &parameters)?,
-            CallForm::Marked { .. } => {
-                let message = "`tool_choice`: the model's calls are not JSON, and nothing makes it write such: only \"auto\" and \
-                               \"none\" are supported";
-                return Err(Failure::invalid(message));
-            }
-        };
+    // The letters before the first space, since models may write other spaces.
+    if let Some(first) = open.split_whitespace().next() {
+        let (text, until) = (rules.without(first), rules.until(ANY, first)?);
+        let rest = syntax.open.trim_start().strip_prefix(first).unwrap_or_default();
+        return Ok(format!("({text} | {until} {} {calls})", rules.mark(rest)));
     }
-    Ok(grammar)
-}
-
-/// The name, and in parentheses the properties of the schema in their order, those that are not required or not.
-fn of_python(rule: &str, tool: &Tool, parameters: &Value) -> Result<String> {
-    let required: Vec<&str> =
-        parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-    let properties = parameters["properties"].as_object();
-    let given = properties.into_iter().flatten().map(|(name, schema)| (name.as_str(), schema));
-    let others = required.iter().filter(|name| properties.is_none_or(|of| !of.contains_key(**name)));
-    let all: Vec<(&str, &Value)> = given.chain(others.map(|name| (*name, &Value::Bool(true)))).collect();
-    let mut grammar = format!("{rule}: {} {rule}n0 \")\"\n", literal(&format!("{}(", tool.name)));
-    for (at, (name, schema)) in all.iter().enumerate() {
-        let mut schema = spaced((*schema).clone())?;
-        for field in ["$defs", "definitions"] {
-            // References are from the root on.
-            if let Some(definitions) = parameters.get(field) {
-                schema[field] = definitions.clone();
-            }
-        }
-        grammar += &format!("{rule}v{at}: %json {schema}\n");
-        // `n`: no argument so far; `s`: some.
-        for (state, comma) in [("n", ""), ("s", ", ")] {
-            let (next, skipped) =
-                (at + 1, if required.contains(name) { String::new() } else { format!(" | {rule}{state}{}", at + 1) });
-            let key = literal(&format!("{comma}{name}="));
-            grammar += &format!("{rule}{state}{at}: {key} {rule}v{at} {rule}s{next}{skipped}\n");
-        }
+    // A call without a mark is all of an answer: any other does not begin as one.
+    match &syntax.form {
+        CallForm::Object { .. } => Ok(format!("({calls} | /[ \\n]*[^{{ \\n]{ANY}/ | \"\")")),
+        _ => Err(Failure::invalid(
+            "`tools`: the model's calls have no mark, so none can be made to fit: leave out `strict`",
+        )),
     }
-    let end = all.len();
-    Ok(grammar + &format!("{rule}n{end}: \"\"\n{rule}s{end}: \"\"\n"))
-}
-
-/// A schema with the spaces that may stand between its parts.
-fn spaced(schema: Value) -> Result<Value> {
-    let mut fields = match schema {
-        Value::Object(fields) => fields,
-        Value::Bool(true) => Map::new(),
-        other => return Err(Failure::invalid(format!("a schema of JSON is an object, and this is {other}"))),
-    };
-    fields.insert("x-guidance".into(), json!({"whitespace_pattern": SPACES}));
-    Ok(Value::Object(fields))
-}
-
-/// A text as the tokens and letters that a model writes it by.
-fn mark(mark: &str, text: &Text) -> String {
-    let parts = text.at_special(mark).into_iter();
-    let parts = parts.map(|(before, token)| {
-        let before = if before.is_empty() { String::new() } else { literal(before) };
-        token.map_or(before.clone(), |token| format!("{before} <[{token}]>"))
-    });
-    parts.collect::<Vec<_>>().join(" ")
-}
-
-/// A regular expression as it stands between slashes.
-fn between_slashes(regex: &str) -> String {
-    let (mut told, mut is_escaped) = (String::new(), false);
-    for letter in regex.chars() {
-        match letter {
-            '/' if !is_escaped => told += "\\/",
-            '\n' => told += if is_escaped { "n" } else { "\\n" },
-            letter => told.push(letter),
-        }
-        is_escaped = letter == '\\' && !is_escaped;
-    }
-    told
-}
-
-/// A text between quotes.
-fn literal(text: &str) -> String {
-    Value::from(text).to_string()
 }
 
 #[cfg(test)]
 mod tests {
+    use opara_models::engine::Guidance;
+    use serde_json::json;
+
+    use super::super::grammar::Grammars;
     use super::*;
 
-    #[test]
-    fn slashes_and_lines_do_not_end_an_expression() {
-        for (regex, expected) in [("a/b", r"a\/b"), (r"a\/b", r"a\/b"), (r"a\\/b", r"a\\\/b"), ("a\nb", r"a\nb")] {
-            assert_eq!(between_slashes(regex), expected);
+    fn syntax(open: &str, between: Option<&str>, close: &str, form: CallForm) -> Syntax {
+        let calls = CallSyntax { open: open.into(), between: between.map(str::to_owned), close: close.into(), form };
+        Syntax { calls: Some(calls), reasoning: None }
+    }
+
+    fn tagged() -> Syntax {
+        let form = CallForm::Object { name: "name".into(), arguments: "arguments".into() };
+        syntax("<tool_call>\n", Some("\n</tool_call>\n<tool_call>\n"), "\n</tool_call>", form)
+    }
+
+    fn lone() -> Syntax {
+        syntax("", None, "", CallForm::Object { name: "name".into(), arguments: "parameters".into() })
+    }
+
+    fn marked() -> Syntax {
+        let form = CallForm::Marked {
+            first: ">\n<parameter=".into(),
+            assign: ">\n".into(),
+            next: "\n</parameter>\n<parameter=".into(),
+            empty: ">\n</function>\n</tool_call>".into(),
+        };
+        let between = "\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=";
+        syntax("<tool_call>\n<function=", Some(between), "\n</parameter>\n</function>\n</tool_call>", form)
+    }
+
+    fn quoted() -> Syntax {
+        let form = CallForm::Quoted { open: "{".into(), quote: "<|\"|>".into() };
+        syntax("<call>call:", Some("</call><call>call:"), "</call>", form)
+    }
+
+    /// Tokens are bytes, and the byte 0 ends a text.
+    struct Bytes(Text, Grammars);
+
+    impl Bytes {
+        fn new() -> Self {
+            let text = Text::of_bytes().expect("bytes");
+            let grammars = Grammars::new(&text, 256, &[0]).expect("a vocabulary");
+            Self(text, grammars)
         }
+
+        /// Whether a text of a format may end here; `None` where it is not of it.
+        fn may_end(&self, format: &ResponseFormat, syntax: &Syntax, text: &str) -> Result<Option<bool>> {
+            let grammar = format.grammar(&self.0, syntax, false)?.expect("not any text will do");
+            let mut guide = self.1.guide(grammar)?;
+            let has = |guidance: &Guidance, token: u8| match guidance {
+                Guidance::Any => true,
+                Guidance::Of(words) => (words[usize::from(token) / 32] >> (token % 32)) & 1 == 1,
+                Guidance::End => false,
+            };
+            for token in text.bytes() {
+                if !has(&guide.next().expect("a guide"), token) {
+                    return Ok(None);
+                }
+                guide.take(token.into()).expect("it may come");
+            }
+            let next = guide.next().expect("a guide");
+            Ok(Some(next == Guidance::End || has(&next, 0)))
+        }
+    }
+
+    fn calls(tools: &[(&str, Value)], is_all: bool) -> ResponseFormat {
+        let tool =
+            |(name, parameters): &(&str, Value)| Tool { name: (*name).into(), parameters: Some(parameters.clone()) };
+        ResponseFormat::Calls { of: tools.iter().map(tool).collect(), are_several: true, is_all }
+    }
+
+    #[test]
+    fn text_goes_on_as_a_call_behind_the_mark() {
+        let weather = json!({"type": "object", "required": ["city"], "additionalProperties": false, "properties": {
+            "city": {"enum": ["Oslo", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}}});
+        let format = calls(&[("weather", weather), ("stop", json!({"type": "object", "properties": {}}))], false);
+        let bytes = Bytes::new();
+        let call = |arguments: &str| format!("<tool_call>\n{{\"name\": \"weather\", \"arguments\": {arguments}");
+        let parameter = |name: &str, value: &str| format!("<parameter={name}>\n{value}\n</parameter>\n");
+        let function = |inner: &str| format!("<tool_call>\n<function=weather>\n{inner}");
+        let [city, days, many] =
+            [("city", "Oslo"), ("days", "2"), ("days", "12")].map(|(name, of)| parameter(name, of));
+        let end = "</function>\n</tool_call>";
+        for (syntax, text, expected) in [
+            (tagged(), "It is warm.".to_owned(), Some(true)),
+            (tagged(), "a <tool".into(), Some(true)),
+            (tagged(), "a <tool_call>".into(), Some(false)),
+            (tagged(), "a <tool_call> b".into(), None),
+            (tagged(), format!("So:\n{}", call("{\"city\": \"Oslo\", \"days\": 2}}\n</tool_call>")), Some(true)),
+            (tagged(), format!("{0}\n{0}", call("{\"city\": \"Rome\"}}\n</tool_call>")), Some(true)),
+            (tagged(), call("{\"city\": \"Paris"), None),
+            (tagged(), call("{\"city\": \"Oslo\", \"days\": 12"), None),
+            (tagged(), call("{\"days"), None),
+            (tagged(), "<tool_call>\n{\"name\": \"other".into(), None),
+            (lone(), "\nIt".into(), Some(true)),
+            (lone(), String::new(), Some(true)),
+            (lone(), "It is {\"name\": 3".into(), Some(true)),
+            (lone(), "{\"name\": \"stop\", \"parameters\": {}}".into(), Some(true)),
+            (lone(), "{\"answer".into(), None),
+            (lone(), "{\"name\": 3".into(), None),
+            (marked(), format!("So:\n{}", function(&format!("{city}{days}{end}"))), Some(true)),
+            (marked(), format!("{0}\n{0}", function(&format!("{city}{end}"))), Some(true)),
+            (marked(), format!("<tool_call>\n<function=stop>\n{end}"), Some(true)),
+            (marked(), function(&format!("{city}{many}")), None),
+            (marked(), function(&days), None),
+            (marked(), function(end), None),
+            (
+                quoted(),
+                "So: <call>call:weather{city:<|\"|>Oslo<|\"|>,days:2}</call><call>call:stop{}</call>".into(),
+                Some(true),
+            ),
+            (quoted(), "<call>call:weather{city:<|\"|>Paris".into(), None),
+            (quoted(), "<call>call:weather{days".into(), None),
+            (quoted(), "<call>call:weather{city:<|\"|>Oslo<|\"|>,days:0".into(), None),
+        ] {
+            assert_eq!(bytes.may_end(&format, &syntax, &text), Ok(expected), "{text}");
+        }
+        // Where no call is known, any text will do.
+        assert_eq!(format.grammar(&bytes.0, &Syntax::default(), false), Ok(None));
+    }
+
+    #[test]
+    fn arguments_between_marks_fit_their_schemas() {
+        let bytes = Bytes::new();
+        for (schema, fitting, others) in [
+            (json!({"type": "string"}), vec!["x\ny \"q\"", "", "</param>"], vec![]),
+            (json!({}), vec!["x", "[1]"], vec![]),
+            (json!({"type": "string", "minLength": 2, "maxLength": 3}), vec!["ab", "abc"], vec!["a", "abcd"]),
+            (json!({"type": "string", "pattern": "^[a-c]+$"}), vec!["abc"], vec!["abd", ""]),
+            (json!({"type": "string", "pattern": "b/"}), vec!["ab/c"], vec!["ab"]),
+            (json!({"type": "integer"}), vec!["12", "-3"], vec!["1.5", "x"]),
+            (json!({"anyOf": [{"type": "integer"}, {"type": "null"}]}), vec!["3", "null"], vec!["x"]),
+            (json!({"type": ["boolean", "null"], "description": "d"}), vec!["true", "null"], vec!["1"]),
+            (json!({"enum": ["a", 1, null]}), vec!["a", "1", "null"], vec!["b", "\"a\""]),
+            (json!({"$ref": "#/$defs/few"}), vec!["1", "9"], vec!["10"]),
+            (json!({"type": "array", "items": {"$ref": "#/$defs/few"}}), vec!["[1, 2]", "[]"], vec!["[\"x\"]", "[10]"]),
+            (
+                json!({"type": "object", "properties": {"x": {"type": "string"}}}),
+                vec!["{\"x\": \"y\"}"],
+                vec!["{\"x\": 1"],
+            ),
+        ] {
+            let parameters = json!({"type": "object", "properties": {"a": schema}, "required": ["a"],
+                "$defs": {"few": {"type": "integer", "minimum": 1, "maximum": 9}}});
+            let format = calls(&[("f", parameters)], true);
+            for (values, expected) in [(fitting, Some(true)), (others, None)] {
+                for value in values {
+                    let end = "\n</parameter>\n</function>\n</tool_call>";
+                    let text = format!("<tool_call>\n<function=f>\n<parameter=a>\n{value}{end}");
+                    assert_eq!(bytes.may_end(&format, &marked(), &text), Ok(expected), "{schema}: {value:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn arguments_with_quotes_of_their_own_fit_their_schemas() {
+        let bytes = Bytes::new();
+        let tree = json!({"type": "object", "properties": {"v": {"type": "integer"}, "of": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+            "required": ["v"]});
+        // A quote stands for the model's own.
+        for (schema, fitting, others) in [
+            (json!({"type": "string"}), vec!["`x\ny {,}`", "``"], vec!["x", "1"]),
+            (json!({}), vec!["`x`", "[1,{a:`b`,c:{}},null]", "true"], vec!["x"]),
+            (json!({"type": "object"}), vec!["{}", "{k:1,l:[`x`]}"], vec!["[]"]),
+            (json!({"type": "string", "maxLength": 2}), vec!["`ab`", "``"], vec!["`abc`"]),
+            (
+                json!({"anyOf": [{"type": "string", "pattern": "^a"}, {"type": "null"}]}),
+                vec!["`ab`", "null"],
+                vec!["`b`"],
+            ),
+            (json!({"enum": ["a", 1, [true, {"b": "c"}]]}), vec!["`a`", "1", "[true,{b:`c`}]"], vec!["`b`", "[true]"]),
+            (
+                json!({"type": "array", "items": {"type": "number"}, "minItems": 1, "maxItems": 2}),
+                vec!["[1]", "[1,2.5]"],
+                vec!["[]", "[1,2,3]"],
+            ),
+            (
+                json!({"type": "array", "items": {"type": "string"}, "maxItems": 1}),
+                vec!["[]", "[`x`]"],
+                vec!["[1]", "[`x`,`y`]"],
+            ),
+            (
+                json!({"$ref": "#/$defs/tree"}),
+                vec!["{v:1}", "{v:1,of:[{v:2,of:[]},{v:3}]}"],
+                vec!["{of:[]}", "{v:`x`}"],
+            ),
+        ] {
+            let parameters =
+                json!({"type": "object", "properties": {"a": schema}, "required": ["a"], "$defs": {"tree": tree}});
+            let format = calls(&[("f", parameters)], true);
+            for (values, expected) in [(fitting, Some(true)), (others, None)] {
+                for value in values {
+                    let text = format!("<call>call:f{{a:{}}}</call>", value.replace('`', "<|\"|>"));
+                    assert_eq!(bytes.may_end(&format, &quoted(), &text), Ok(expected), "{schema}: {value:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn keywords_that_cannot_be_followed_are_named() {
+        let bytes = Bytes::new();
+        for (schema, expected) in [
+            (json!({"type": "string", "format": "date"}), "`format`"),
+            (json!({"type": "string", "pattern": "a", "minLength": 1}), "`pattern` beside `minLength`"),
+            (json!({"allOf": [{"type": "string"}, {"minLength": 1}]}), "`allOf`"),
+            (json!({"$ref": "#/$defs/none"}), "`#/$defs/none`"),
+            (json!({"enum": ["</parameter>"]}), "`</parameter>`"),
+            (json!(false), "`false`"),
+        ] {
+            let format = calls(&[("f", json!({"type": "object", "properties": {"a": schema}}))], true);
+            let told = bytes.may_end(&format, &marked(), "").expect_err("it cannot be followed").message;
+            assert!(told.contains(expected), "{schema}: {told}");
+        }
+        let fields = json!({"type": "object", "properties": {}, "patternProperties": {}});
+        let format = calls(&[("f", json!({"type": "object", "properties": {"a": fields}}))], true);
+        let told = bytes.may_end(&format, &quoted(), "").expect_err("it cannot be followed").message;
+        assert!(told.contains("`patternProperties`"), "{told}");
     }
 }

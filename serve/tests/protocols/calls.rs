@@ -4,7 +4,9 @@ use anyhow::{Context, Result};
 use opara_models::decoder::Draws;
 use serde_json::{json, Value};
 
-use super::templated::{choice, refusal, special, templated, NAMED, PYTHON, TAGGED, WITH_IDS};
+use super::templated::{
+    choice, refusal, special, templated, KEYED, LONE, MARKED, NAMED, PYTHON, QUOTED, TAGGED, WITH_IDS,
+};
 
 fn tools() -> Value {
     let parameters = json!({
@@ -36,7 +38,7 @@ fn is_sound(call: &Value) -> bool {
 
 #[tokio::test]
 async fn what_must_be_called_is_called() -> Result<()> {
-    for template in [TAGGED, NAMED, WITH_IDS, PYTHON] {
+    for template in [TAGGED, NAMED, WITH_IDS, PYTHON, MARKED, KEYED, QUOTED, LONE] {
         let of = templated(template, Draws::default())?;
         for seed in 0..6 {
             let one = json!({"type": "function", "function": {"name": "weather"}});
@@ -58,6 +60,41 @@ async fn what_must_be_called_is_called() -> Result<()> {
         let calls = choice["message"]["tool_calls"].as_array().context("calls")?;
         assert!(!calls.is_empty() && calls.iter().all(is_sound), "{choice}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_strict_tool_is_called_as_its_schema_says_or_not_at_all() -> Result<()> {
+    let mut tools = tools();
+    tools[0]["function"]["strict"] = json!(true);
+    let mut texts = 0;
+    for (template, mark) in [
+        (TAGGED, None),
+        (NAMED, Some("<calls>")),
+        (PYTHON, Some("<calls>")),
+        (KEYED, Some("<call>")),
+        (QUOTED, Some("<call>")),
+        (MARKED, None),
+        (LONE, None),
+    ] {
+        let of = templated(template, Draws::default())?;
+        let (mut all, mut last) = (0, Value::Null);
+        for seed in 0..12 {
+            let mut fields = json!({"tools": tools, "seed": seed, "temperature": 1, "max_tokens": 200, "parallel_tool_calls": false});
+            if let Some(mark) = mark {
+                fields["logit_bias"] = json!({special(mark)?.to_string(): 6});
+            }
+            let choice = choice(&of, &fields).await?;
+            let calls = choice["message"]["tool_calls"].as_array().cloned().unwrap_or_default();
+            let is_whole = choice["finish_reason"] != "length";
+            assert!(!is_whole || calls.iter().all(is_sound), "{choice}");
+            last = choice.clone();
+            all += usize::from(is_whole && !calls.is_empty());
+            texts += usize::from(choice["message"]["content"].as_str().is_some_and(|text| !text.trim().is_empty()));
+        }
+        assert!(mark.is_none() || all > 0, "{template}: {last}");
+    }
+    assert!(texts > 0);
     Ok(())
 }
 

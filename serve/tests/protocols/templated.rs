@@ -60,7 +60,57 @@ pub const PYTHON: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%-
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
 
-pub const SPECIAL: [&str; 8] = ["<end>", "<think>", "</think>", "<calls>", "</calls>", "<call>", "</call>", "<sep>"];
+/// As Qwen3-Coder writes calls: arguments between marks of letters.
+pub const MARKED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '\n<tool_call>\n<function=' + call.function.name + '>\n' }}
+{%- for name, value in call.function.arguments | items %}{{- '<parameter=' + name + '>\n' }}{{- value }}{{- '\n</parameter>\n' }}{%- endfor %}
+{{- '</function>\n</tool_call>' }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
+/// As GLM-4.5 writes calls: arguments between marks that are special tokens.
+pub const KEYED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '\n<call>' + call.function.name + '\n' }}
+{%- for name, value in call.function.arguments | items %}{{- '<key>' + name + '</key>\n<value>' }}{{- value }}{{- '</value>\n' }}{%- endfor %}
+{{- '</call>' }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
+/// As Gemma 4 writes calls: names without quotes, and texts between special tokens.
+pub const QUOTED: &str = r#"{%- macro written(value) -%}
+{%- if value is string %}{{- '<sep>' + value + '<sep>' }}{%- else %}{{- value }}{%- endif %}{%- endmacro %}
+{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '<call>call:' + call.function.name + '{' }}
+{%- for name, value in call.function.arguments | dictsort %}{{- name + ':' }}{{- written(value) }}{{- '' if loop.last else ',' }}{%- endfor %}
+{{- '}</call>' }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
+/// As Llama 3.1 writes calls: one, and nothing around it.
+pub const LONE: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' }}
+{%- if m.tool_calls %}{{- '{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}{{- m.tool_calls[0].function.arguments | tojson }}{{- '}' }}
+{%- else %}{{- m.content or '' }}{%- endif %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
+pub const SPECIAL: [&str; 12] = [
+    "<end>", "<think>", "</think>", "<calls>", "</calls>", "<call>", "</call>", "<sep>", "<key>", "</key>", "<value>",
+    "</value>",
+];
 
 /// A server with this template. Tokens are bytes and those of [`SPECIAL`], of which the first ends a text.
 pub fn templated(template: &str, draws: Draws) -> Result<Texts> {

@@ -6,6 +6,7 @@ use super::super::marks::{beginning, Beginning};
 use super::json::{string, value, Json};
 use super::marked::Marked;
 use super::python::Python;
+use super::quoted::Quoted;
 use super::reader::Reader;
 use super::tool::Tool;
 
@@ -52,6 +53,10 @@ impl Heads {
             }),
             CallForm::Python => self.named(text, "(", |name, _| {
                 let then = Then::Arguments(Reader::Python(Python::default()));
+                Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, 0)
+            }),
+            CallForm::Quoted { open, quote } => self.named(text, open, |name, _| {
+                let then = Then::Arguments(Reader::Quoted(Quoted::new(quote.clone())));
                 Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, 0)
             }),
             CallForm::Marked { first, empty, .. } => {

@@ -3,7 +3,7 @@
 use opara_models::decoder::{CallForm, CallSyntax};
 use serde_json::Value;
 
-use super::super::marks::{beginning, common, Beginning};
+use super::super::marks::{beginning, common, escape, Beginning};
 use super::kinds::{kind, kinds};
 use super::tool::Tool;
 
@@ -149,12 +149,6 @@ impl Marked {
 /// The spaces that a mark ends with.
 fn spaces_behind(mark: &str) -> &str {
     &mark[mark.trim_end().len()..]
-}
-
-/// A text within quotes of JSON.
-fn escape(text: &str, told: &mut String) {
-    let quoted = Value::from(text).to_string();
-    *told += &quoted[1..quoted.len() - 1];
 }
 
 /// A value of one of these types: what the text is in JSON, or the text itself.

@@ -6,6 +6,7 @@ mod kinds;
 mod literal;
 mod marked;
 mod python;
+mod quoted;
 mod reader;
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 use super::json::Json;
 use super::marked::Marked;
 use super::python::Python;
+use super::quoted::Quoted;
 
 /// Reads the arguments of a call.
 #[derive(Debug)]
@@ -10,6 +11,7 @@ pub(super) enum Reader {
     Json(Json),
     Marked(Marked),
     Python(Python),
+    Quoted(Quoted),
 }
 
 impl Reader {
@@ -19,6 +21,7 @@ impl Reader {
             Self::Json(json) => json.read(held, told),
             Self::Marked(marked) => marked.read(held, is_last, told),
             Self::Python(python) => python.read(held, told),
+            Self::Quoted(quoted) => quoted.read(held, is_last, told),
         }
     }
 }

@@ -61,6 +61,11 @@ fn marks() -> CallSyntax {
     syntax("<tool_call>\n<function=", Some(between), "\n</parameter>\n</function>\n</tool_call>", form)
 }
 
+fn quoted() -> CallSyntax {
+    let form = CallForm::Quoted { open: "{".into(), quote: "<|\"|>".into() };
+    syntax("<call>call:", Some("</call><call>call:"), "</call>", form)
+}
+
 /// A text in pieces of random sizes.
 fn pieces(text: &str, most: usize, seed: u64) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(seed);
@@ -142,6 +147,24 @@ fn calls_are_found_however_the_text_comes() {
             "So:",
             vec![now(), empty()],
         ),
+        (
+            quoted(),
+            "So: <call>call:weather{city:<|\"|>Oslo<|\"|>, days:2}</call><call>call:weather_now{city:<|\"|>Rome }<|\"|>}</call><call>call:weather{}</call>".into(),
+            "So:",
+            vec![oslo(), now(), empty()],
+        ),
+        // As JSON has them, too.
+        (quoted(), "<call>call:weather{\"city\": \"Oslo\", <|\"|>days<|\"|>:2,}</call>".into(), "", vec![oslo()]),
+        // What is no JSON is text, and what has no value is null.
+        (
+            quoted(),
+            "<call>call:weather{city:Oslo,days:[1,[],<|\"|>a\n\"b\"<|\"|>,{a:True,b:{}}],more:}</call>".into(),
+            "",
+            vec![("weather".into(), json!({"city": "Oslo", "days": [1, [], "a\n\"b\"", {"a": true, "b": {}}], "more": null}))],
+        ),
+        (quoted(), "<call>call:weather{days:[2 3".into(), "", vec![("weather".into(), Value::Null)]),
+        // Anything unexpected ends a call.
+        (quoted(), "<call>call:weather{days:[{a}]} b".into(), "a}]} b", vec![("weather".into(), json!({"days": [{}]}))]),
     ] {
         let mut calls = Calls::new(syntax.clone(), tools());
         let found = [calls.push(&text), calls.rest()].concat();
@@ -168,6 +191,8 @@ fn arguments_are_told_as_they_come() {
         (named(), "<calls><call>function<sep>weather\n```json\n{\"city\": ".into(), "{\"city\": "),
         (with_ids(), "[TOOL_CALLS]weather[CALL_ID]abc[ARGS]{\"city\": \"O".into(), "{\"city\": \"O"),
         (python(), "<calls>[weather(city='a, b)', days=[1, (2".into(), "{\"city\":\"a, b)\",\"days\":"),
+        (quoted(), "<call>call:weather{city:<|\"|>Os<|".into(), "{\"city\":\"Os"),
+        (quoted(), "<call>call:weather{days:[1,".into(), "{\"days\":[1"),
         (marks(), of_marks("Os"), "{\"city\":\"Os"),
         // What may be the mark behind the value is held back.
         (marks(), of_marks("Oslo \"city\"\n\n</para"), "{\"city\":\"Oslo \\\"city\\\"\\n"),

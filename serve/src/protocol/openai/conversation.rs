@@ -27,8 +27,10 @@ const RESERVED: [&str; 9] = [
 pub(super) struct Chat {
     pub conversation: Conversation,
     pub tools: Vec<Tool>,
-    /// Whether the answer is a call.
+    /// Whether the answer is calls.
     pub must_call: bool,
+    /// Whether calls fit the schemas of the tools, even if there need be none.
+    pub is_strict: bool,
     /// Whether there may be more than one.
     pub are_several: bool,
 }
@@ -45,10 +47,10 @@ pub(super) fn conversation(fields: &Fields) -> Result<Chat> {
     if let Some(name) = names.keys().find(|name| RESERVED.contains(&name.as_str())) {
         return Err(Failure::invalid(format!("`chat_template_kwargs.{name}`: it is no name of a template's own")));
     }
-    let (tools, callable, must_call) = tools(fields)?;
+    let Tools { given, callable, must_call, is_strict } = tools(fields)?;
     let are_several = fields.take::<bool>("parallel_tool_calls")?.unwrap_or(true);
     let named = [
-        ("tools", tools.map(Value::from)),
+        ("tools", given.map(Value::from)),
         ("documents", fields.take::<Vec<BTreeMap<String, Value>>>("documents")?.map(Value::from)),
         ("enable_thinking", fields.take::<bool>("enable_thinking")?.map(Value::from)),
         ("reasoning_effort", fields.take::<String>("reasoning_effort")?.map(Value::from)),
@@ -60,7 +62,7 @@ pub(super) fn conversation(fields: &Fields) -> Result<Chat> {
         }
     }
     let conversation = Conversation { messages, names, end: end(fields)? };
-    Ok(Chat { conversation, tools: callable, must_call, are_several })
+    Ok(Chat { conversation, tools: callable, must_call, is_strict, are_several })
 }
 
 /// Where the prompt ends.
@@ -76,10 +78,22 @@ fn end(fields: &Fields) -> Result<PromptEnd> {
     }
 }
 
-/// Functions that the model may call: as the template reads them, those that may be called, and whether one must be.
-fn tools(fields: &Fields) -> Result<(Option<Vec<Value>>, Vec<Tool>, bool)> {
+/// Functions that the model may call.
+#[derive(Default)]
+struct Tools {
+    /// As the template reads them.
+    given: Option<Vec<Value>>,
+    callable: Vec<Tool>,
+    must_call: bool,
+    /// Whether one of them says so.
+    is_strict: bool,
+}
+
+fn tools(fields: &Fields) -> Result<Tools> {
     let given = fields.take::<Vec<Value>>("tools")?.unwrap_or_default();
-    let read = given.iter().enumerate().map(|(at, tool)| self::tool(tool, at)).collect::<Result<Vec<Tool>>>()?;
+    let read = given.iter().enumerate().map(|(at, tool)| self::tool(tool, at)).collect::<Result<Vec<_>>>()?;
+    let (mut callable, strict): (Vec<Tool>, Vec<bool>) = read.into_iter().unzip();
+    let is_strict = strict.contains(&true);
     let choice = match fields.take::<serde_json::Value>("tool_choice")? {
         None => Choice::Auto,
         Some(choice) => Choice::of(&choice)?,
@@ -87,19 +101,16 @@ fn tools(fields: &Fields) -> Result<(Option<Vec<Value>>, Vec<Tool>, bool)> {
     if given.is_empty() && matches!(choice, Choice::Required | Choice::One(_)) {
         return Err(Failure::invalid("`tool_choice` asks for a call, and there are no `tools`"));
     }
-    match choice {
-        _ if given.is_empty() => Ok((None, Vec::new(), false)),
-        Choice::None => Ok((None, Vec::new(), false)),
-        Choice::Auto => Ok((Some(given), read, false)),
-        Choice::Required => Ok((Some(given), read, true)),
-        Choice::One(name) => {
-            let one: Vec<Tool> = read.into_iter().filter(|tool| tool.name == name).collect();
-            match one.is_empty() {
-                true => Err(Failure::invalid(format!("`tool_choice` names {name:?}, which is none of `tools`"))),
-                false => Ok((Some(given), one, true)),
-            }
+    if given.is_empty() || matches!(choice, Choice::None) {
+        return Ok(Tools::default());
+    }
+    if let Choice::One(name) = &choice {
+        callable.retain(|tool| tool.name == *name);
+        if callable.is_empty() {
+            return Err(Failure::invalid(format!("`tool_choice` names {name:?}, which is none of `tools`")));
         }
     }
+    Ok(Tools { given: Some(given), callable, must_call: !matches!(choice, Choice::Auto), is_strict })
 }
 
 /// What an answer may be.
@@ -125,8 +136,8 @@ impl Choice {
     }
 }
 
-/// What is read of a tool. What else is in it is the template's to read.
-fn tool(tool: &Value, at: usize) -> Result<Tool> {
+/// A tool, and whether calls of it are to fit its schema. What else is in it is the template's to read.
+fn tool(tool: &Value, at: usize) -> Result<(Tool, bool)> {
     #[derive(Deserialize)]
     struct Given {
         #[serde(rename = "type")]
@@ -137,6 +148,7 @@ fn tool(tool: &Value, at: usize) -> Result<Tool> {
     struct Function {
         name: String,
         parameters: Option<serde_json::Value>,
+        strict: Option<bool>,
     }
     let given =
         Given::deserialize(tool.clone()).map_err(|error| Failure::invalid(format!("`tools[{at}]`: {error}")))?;
@@ -148,7 +160,7 @@ fn tool(tool: &Value, at: usize) -> Result<Tool> {
         Some(Function { name, .. }) if name.trim().is_empty() => {
             Err(Failure::invalid(format!("`tools[{at}].function.name` is empty")))
         }
-        Some(Function { name, parameters }) => Ok(Tool { name, parameters }),
+        Some(Function { name, parameters, strict }) => Ok((Tool { name, parameters }, strict.unwrap_or(false))),
         None => Err(Failure::invalid(format!("`tools[{at}]` has no `function`"))),
     }
 }

@@ -122,13 +122,15 @@ impl Asked {
             Form::Text => prompts(&fields)?,
             Form::Chat => {
                 let chat = conversation(&fields)?;
-                if chat.must_call {
-                    if format != ResponseFormat::Any {
-                        return Err(Failure::invalid(
-                            "an answer that is a call has no other form: leave out the one of the text",
-                        ));
-                    }
-                    format = ResponseFormat::Calls { of: chat.tools.clone(), are_several: chat.are_several };
+                if chat.must_call && format != ResponseFormat::Any {
+                    return Err(Failure::invalid(
+                        "an answer that is a call has no other form: leave out the one of the text",
+                    ));
+                }
+                // An answer of another form is no call.
+                if chat.must_call || chat.is_strict && format == ResponseFormat::Any {
+                    let (of, are_several) = (chat.tools.clone(), chat.are_several);
+                    format = ResponseFormat::Calls { of, are_several, is_all: chat.must_call };
                 }
                 (tools, told.one_call) = (chat.tools, !chat.are_several);
                 vec![Prompt::Chat(chat.conversation)]
@@ -306,8 +308,12 @@ mod tests {
         let must = read(Form::Chat, json!({"tools": tool, "tool_choice": "required", "parallel_tool_calls": false}));
         let must = must.expect("sound");
         let of = vec![Tool { name: "f".into(), parameters: None }];
-        assert_eq!(must.writing.format, ResponseFormat::Calls { of: of.clone(), are_several: false });
-        assert_eq!((must.writing.tools, must.told.one_call), (of, true));
+        assert_eq!(must.writing.format, ResponseFormat::Calls { of: of.clone(), are_several: false, is_all: true });
+        assert_eq!((must.writing.tools, must.told.one_call), (of.clone(), true));
+        let strict = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
+        let may = format_of(Form::Chat, json!({"tools": strict}));
+        assert_eq!(may, ResponseFormat::Calls { of, are_several: true, is_all: false });
+        assert_eq!(format_of(Form::Chat, json!({"tools": strict, "tool_choice": "none"})), ResponseFormat::Any);
     }
 
     #[test]

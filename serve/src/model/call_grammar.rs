@@ -1,0 +1,125 @@
+//! Calls of tools as a grammar.
+
+use opara_models::decoder::{CallForm, CallSyntax};
+use serde_json::{json, Value};
+
+use super::argument_grammar::{quoted, value_between_marks};
+use super::rules::{literal, Rules};
+use super::Result;
+use crate::generate::Tool;
+
+/// Calls of these tools, behind the mark before the first one.
+///
+/// # Errors
+/// Arguments that cannot be made to fit their schema.
+pub(super) fn calls(rules: &mut Rules, syntax: &CallSyntax, tools: &[Tool], are_several: bool) -> Result<String> {
+    let call = rules.name();
+    let further = syntax.between.as_ref().filter(|_| are_several);
+    let behind = match (&syntax.form, further) {
+        // Values end with the marks behind a call.
+        (CallForm::Marked { .. }, _) => String::new(),
+        (_, None) => rules.mark(&syntax.close),
+        (_, Some(between)) => format!("({} {call})* {}", rules.mark(between), rules.mark(&syntax.close)),
+    };
+    let all = tools.iter().map(|tool| {
+        let any = json!({"type": "object"});
+        let parameters = tool.parameters.as_ref().unwrap_or(&any);
+        let name = literal(&tool.name);
+        Ok(match &syntax.form {
+            CallForm::Object { name, arguments } => {
+                let schema = json!({
+                    "type": "object", "properties": {name: {"const": tool.name}, arguments: parameters},
+                    "required": [name, arguments], "additionalProperties": false,
+                });
+                rules.json(&schema, parameters)?
+            }
+            CallForm::Named { before_id, middle } => {
+                let before = before_id.as_ref().map(|before| format!("{} /[a-zA-Z0-9]{{9}}/", rules.mark(before)));
+                let before = before.unwrap_or_default();
+                format!("{name} {before} {} {}", rules.mark(middle), rules.json(parameters, parameters)?)
+            }
+            CallForm::Python => {
+                let between = Between {
+                    first: String::new(),
+                    assign: literal("="),
+                    next: literal(", "),
+                    none: literal(")"),
+                    end: literal(")"),
+                };
+                let value = &mut |rules: &mut Rules, schema: &Value| rules.json(schema, parameters);
+                format!("{name} \"(\" {}", between.arguments(rules, parameters, value)?)
+            }
+            CallForm::Quoted { open, quote } => {
+                format!("{name} {} {}", rules.mark(open), quoted(rules, parameters, quote)?)
+            }
+            CallForm::Marked { first, assign, next, empty } => {
+                let marks = value_between_marks(syntax, next)?;
+                let further = further.and_then(|between| marks.rest(between));
+                let last = rules.mark(marks.rest(&syntax.close).unwrap_or_default());
+                let end = match further {
+                    Some(between) => format!("({} {call} | {last})", rules.mark(between)),
+                    None => last,
+                };
+                let between = Between {
+                    first: rules.mark(first),
+                    assign: rules.mark(assign),
+                    next: rules.mark(marks.rest(next).unwrap_or_default()),
+                    none: rules.mark(empty),
+                    end,
+                };
+                let value = &mut |rules: &mut Rules, schema: &Value| marks.value(rules, schema, parameters);
+                format!("{name} {}", between.arguments(rules, parameters, value)?)
+            }
+        })
+    });
+    let all = all.collect::<Result<Vec<String>>>()?;
+    rules.define(&call, &all.join(" | "));
+    Ok(format!("{call} {behind}"))
+}
+
+/// Between arguments, as parts of rules.
+pub(super) struct Between {
+    /// Before the first argument.
+    pub first: String,
+    /// Between its name and its value.
+    pub assign: String,
+    /// Before each further one.
+    pub next: String,
+    /// Behind no argument at all.
+    pub none: String,
+    /// Behind the last one.
+    pub end: String,
+}
+
+impl Between {
+    /// The properties of a schema in their order, of which those that are not required may be left out.
+    ///
+    /// # Errors
+    /// Those of `value`.
+    pub fn arguments(
+        &self,
+        rules: &mut Rules,
+        schema: &Value,
+        value: &mut dyn FnMut(&mut Rules, &Value) -> Result<String>,
+    ) -> Result<String> {
+        let required: Vec<&str> =
+            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let properties = schema["properties"].as_object();
+        let given = properties.into_iter().flatten().map(|(name, schema)| (name.as_str(), schema));
+        let others = required.iter().filter(|name| properties.is_none_or(|of| !of.contains_key(**name)));
+        let all: Vec<(&str, &Value)> = given.chain(others.map(|name| (*name, &Value::Bool(true)))).collect();
+        // Behind no argument so far, and behind some.
+        let [mut none, mut some] =
+            [&self.none, &self.end].map(|end| rules.add(if end.is_empty() { "\"\"" } else { end }));
+        for (name, schema) in all.into_iter().rev() {
+            let value = value(rules, schema)?;
+            let is_required = required.contains(&name);
+            let [first, next] = [(&self.first, &none), (&self.next, &some)].map(|(before, skipped)| {
+                let skipped = if is_required { String::new() } else { format!(" | {skipped}") };
+                rules.add(&format!("{before} {} {} {value} {some}{skipped}", literal(name), self.assign))
+            });
+            (none, some) = (first, next);
+        }
+        Ok(none)
+    }
+}
