@@ -12,6 +12,7 @@ mod not_finite;
 mod openai;
 mod operation;
 mod requests;
+mod responses;
 mod shapes;
 #[path = "../../../models/tests/spoiled/mod.rs"]
 mod spoiled;

@@ -115,6 +115,28 @@ class OpenAI(unittest.TestCase):
         self.assertEqual("".join(delta.content or "" for delta in deltas), "yes")
         self.assertEqual("".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas), "hm")
 
+    def test_responses(self):
+        tool = {"type": "function", **TOOL["function"], "strict": True}
+        ask = {"model": MODEL, "input": "hi", "max_output_tokens": 200}
+        answer = self.client.responses.create(**ask, instructions="Be brief.", extra_body=only("yes"))
+        self.assertEqual((answer.output_text, answer.status, answer.usage.output_tokens), ("yes", "completed", 3))
+        called = self.client.responses.create(**ask, tools=[tool], tool_choice="required", parallel_tool_calls=False)
+        call = called.output[0]
+        Weather.model_validate_json(call.arguments)
+        # With its result the call is a part of the next request.
+        turns = HI + called.output + [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
+        self.assertEqual(self.client.responses.create(**{**ask, "input": turns}, tools=[tool], extra_body=only("rain")).output_text, "rain")
+        parsed = self.client.responses.parse(**ask, text_format=Weather, extra_body={"seed": 2})
+        self.assertIsInstance(parsed.output_parsed, Weather)
+        with self.client.responses.stream(**ask, tools=[tool], extra_body=only("<think>\nhm\n</think>\n\nSo.\n" + CALL)) as stream:
+            kinds = [event.type for event in stream]
+            final = stream.get_final_response()
+        self.assertEqual([item.type for item in final.output], ["reasoning", "message", "function_call"])
+        self.assertEqual((final.output_text, final.output[0].content[0].text), ("So.", "hm"))
+        self.assertIn("response.function_call_arguments.done", kinds)
+        with self.assertRaises(openai.BadRequestError):
+            self.client.responses.create(**ask, previous_response_id="resp_1")
+
     def test_refusals(self):
         for wrong in ({"n": 0}, {"top_logprobs": 3}, {"logit_bias": {"9999": 1}}, {"tools": [TOOL], "tool_choice": "other"},
                       {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, {"modalities": ["audio"]}):
@@ -138,7 +160,7 @@ class LangChain(unittest.TestCase):
     def model(self, **fields):
         from langchain_openai import ChatOpenAI
 
-        return ChatOpenAI(base_url=f"{URL}/v1", api_key="any", model=MODEL, max_retries=0, max_tokens=200, seed=1, **fields)
+        return ChatOpenAI(base_url=f"{URL}/v1", api_key="any", model=MODEL, max_retries=0, max_tokens=200, **{"seed": 1, **fields})
 
     def test_texts(self):
         from langchain_core.messages import HumanMessage
@@ -152,6 +174,17 @@ class LangChain(unittest.TestCase):
 
     def test_tools(self):
         bound = self.model().bind_tools([Weather], tool_choice="any", parallel_tool_calls=False)
+        self.assertEqual(bound.invoke("hi").tool_calls[0]["name"], "Weather")
+        merged = None
+        for piece in bound.stream("hi"):
+            merged = piece if merged is None else merged + piece
+        Weather.model_validate(merged.tool_calls[0]["args"])
+
+    def test_responses(self):
+        # Its parameters have no seed.
+        model = self.model(use_responses_api=True, seed=None)
+        self.assertGreater(model.invoke("hi").usage_metadata["output_tokens"], 0)
+        bound = model.bind_tools([Weather], tool_choice="any", parallel_tool_calls=False)
         self.assertEqual(bound.invoke("hi").tool_calls[0]["name"], "Weather")
         merged = None
         for piece in bound.stream("hi"):

@@ -7,9 +7,10 @@ use opara_models::decoder::Text;
 use opara_models::engine::Likelihoods;
 use serde_json::{json, Value};
 
-use crate::generate::{Answer, Call, Finish, Part, Parts, Piece, Tool, Usage};
+use crate::generate::{Answer, Call, Finish, Part, Piece, Tool, Usage};
 use crate::model::{Failure, Result};
 
+use super::answer_parts::AnswerParts;
 use super::form::Form;
 use super::likelihoods::Likely;
 use super::request::Told;
@@ -36,12 +37,7 @@ struct Choice {
     read: Vec<Likelihoods>,
     /// Whether the ids of its prompt were told.
     has_prompt: bool,
-    /// Of a conversation's answer.
-    parts: Option<Parts>,
-    /// Calls so far.
-    calls: usize,
-    /// Whether one came behind the only one that may be.
-    is_past: bool,
+    parts: AnswerParts,
     /// Tokens that were not told yet, since their text is not certain.
     held: Piece,
     usage: Usage,
@@ -49,15 +45,14 @@ struct Choice {
 
 impl Frame {
     /// Of texts, so many behind each prompt, whose model may call these tools.
-    pub fn new(form: Form, model: String, told: Told, answers: &[Answer], each: usize, tools: &[Tool]) -> Result<Self> {
+    pub fn new(form: Form, model: String, told: Told, answers: &[Answer], each: usize, tools: &[Tool]) -> Self {
         let prefix = if form == Form::Chat { "chatcmpl" } else { "cmpl" };
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let choice = |(at, answer): (usize, &Answer)| {
             let (text, prompt) = (answer.tokenizer().clone(), answer.prompt().to_vec());
             let likely = Likely::new(told.names_are_ids);
-            let syntax = text.syntax(!tools.is_empty()).filter(|_| form == Form::Chat);
-            let parts = syntax.map(|syntax| Parts::new(syntax, tools, answer.is_thinking()));
-            Ok(Choice {
+            let parts = AnswerParts::new(answer, tools, told.one_call);
+            Choice {
                 text,
                 prompt,
                 is_further: at % each != 0,
@@ -66,14 +61,12 @@ impl Frame {
                 read: Vec::new(),
                 has_prompt: false,
                 parts,
-                calls: 0,
-                is_past: false,
                 held: Piece::default(),
                 usage: Usage::default(),
-            })
+            }
         };
-        let choices = answers.iter().enumerate().map(choice).collect::<Result<_>>()?;
-        Ok(Self { form, model, id: format!("{prefix}-{:016x}", fastrand::u64(..)), created, told, choices })
+        let choices = answers.iter().enumerate().map(choice).collect();
+        Self { form, model, id: format!("{prefix}-{:016x}", fastrand::u64(..)), created, told, choices }
     }
 
     /// The answer in one: the texts with how each has ended.
@@ -114,7 +107,7 @@ impl Frame {
     /// The message of a whole answer.
     fn message(&mut self, index: usize, text: &str) -> Value {
         let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
-        for part in self.parted(index, text, true) {
+        for part in self.choices[index].parts.push(text, true) {
             match part {
                 Part::Content(text) => content += &text,
                 Part::Reasoning(text) => reasoning += &text,
@@ -135,30 +128,6 @@ impl Frame {
         message
     }
 
-    /// The parts that a piece of text makes certain, in the text that is at its end or goes on.
-    fn parted(&mut self, index: usize, text: &str, is_last: bool) -> Vec<Part> {
-        let choice = &mut self.choices[index];
-        let mut parts = match &mut choice.parts {
-            Some(parts) => parts.push(text),
-            None => vec![Part::Content(text.to_owned())],
-        };
-        if let Some(of) = choice.parts.as_mut().filter(|_| is_last) {
-            parts.extend(of.rest());
-        }
-        let (one_call, calls, is_past) = (self.told.one_call, &mut choice.calls, &mut choice.is_past);
-        parts.retain(|part| {
-            // Behind the only call that may be, there is nothing.
-            let is_told = match part {
-                Part::Arguments(_) => !*is_past,
-                _ => !(one_call && *calls > 0),
-            };
-            *is_past |= !is_told;
-            *calls += usize::from(is_told && matches!(part, Part::Call(_)));
-            is_told
-        });
-        parts
-    }
-
     /// What is told of a piece of a text of a stream.
     pub fn piece(&mut self, index: usize, piece: Piece) -> Result<Vec<Value>> {
         self.pieces(index, piece, false)
@@ -175,9 +144,9 @@ impl Frame {
         held.text += &piece.text;
         held.tokens.extend(piece.tokens);
         // The calls that are told already.
-        let mut calls = self.choices[index].calls;
+        let mut calls = self.choices[index].parts.calls;
         let mut deltas = Vec::new();
-        for part in self.parted(index, &text, is_last) {
+        for part in self.choices[index].parts.push(&text, is_last) {
             let delta = match part {
                 Part::Content(text) if text.is_empty() => continue,
                 Part::Content(text) => json!({"content": text}),
@@ -272,7 +241,7 @@ impl Frame {
         };
         choice["finish_reason"] = match finish {
             None => Value::Null,
-            Some(Finish::Stop) if of.calls > 0 => json!("tool_calls"),
+            Some(Finish::Stop) if of.parts.calls > 0 => json!("tool_calls"),
             Some(Finish::Stop) => json!("stop"),
             Some(Finish::Length) => json!("length"),
         };
@@ -314,8 +283,11 @@ impl Frame {
 
 /// A call, with an id that the templates of all models take.
 fn called(Call { name }: &Call, arguments: &str) -> Value {
-    let id: String = std::iter::repeat_with(fastrand::alphanumeric).take(9).collect();
-    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+    json!({"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+pub(super) fn call_id() -> String {
+    std::iter::repeat_with(fastrand::alphanumeric).take(9).collect()
 }
 
 fn decoded(text: &Text, tokens: &[u32]) -> Result<String> {

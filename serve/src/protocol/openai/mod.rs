@@ -1,5 +1,6 @@
-//! OpenAI's `/v1/embeddings`, `/v1/completions` and `/v1/chat/completions`, and the list of models that its clients ask for.
+//! OpenAI's `/v1/embeddings`, `/v1/completions`, `/v1/chat/completions` and `/v1/responses`, and the list of models that its clients ask for.
 
+mod answer_parts;
 mod choices;
 mod conversation;
 mod draws;
@@ -11,6 +12,7 @@ mod likelihoods;
 mod refusal;
 mod request;
 mod response_format;
+mod responses;
 mod texts;
 mod tokens;
 
@@ -32,6 +34,7 @@ pub fn router(service: Service) -> Router {
         .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/completions", post(texts::completions))
         .route("/v1/chat/completions", post(texts::chat))
+        .route("/v1/responses", post(responses::responses))
         .route("/detokenize", post(tokens::detokenize))
         .route("/v1/models", get(models))
         .route("/v1/models/{name}", get(model))

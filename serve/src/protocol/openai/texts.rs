@@ -41,7 +41,7 @@ async fn written(service: &Service, request: Request, form: Form) -> Result<Resp
     let context = service.context(&parts.extensions, None)?;
     let (is_streamed, each, tools) = (writing.wanted.is_streamed, writing.each, writing.tools.clone());
     let answers = service.generate(&model, writing, context).await?;
-    let mut frame = Frame::new(form, model, told, &answers, each, &tools)?;
+    let mut frame = Frame::new(form, model, told, &answers, each, &tools);
     let mut texts = vec![(Piece::default(), None); answers.len()];
     let mut choices = Choices::new(answers);
     if !is_streamed {
