@@ -46,6 +46,8 @@ mod worker;
 mod writer;
 
 pub use answer::{Answer, Piece, Usage, Written};
+#[cfg(test)]
+pub(crate) use calls::syntaxes;
 pub use calls::{Call, Tool};
 pub use delivery::Finish;
 pub use encoded::Encoded;

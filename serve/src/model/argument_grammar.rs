@@ -3,7 +3,7 @@
 use opara_models::decoder::CallSyntax;
 use serde_json::{json, Map, Value};
 
-use super::call_grammar::Between;
+use super::between::Between;
 use super::rules::{between_slashes, literal, Rules, ANY};
 use super::{Failure, Result};
 use crate::generate::common;

@@ -1,6 +1,7 @@
 //! Models as the protocols see them: tensors by name in, tensors by name out.
 
 mod argument_grammar;
+mod between;
 mod call_grammar;
 mod embedding;
 mod failure;

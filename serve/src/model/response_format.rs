@@ -104,35 +104,10 @@ mod tests {
 
     use super::super::grammar::Grammars;
     use super::*;
+    use crate::generate::syntaxes::{lone, marked, quoted, tagged};
 
-    fn syntax(open: &str, between: Option<&str>, close: &str, form: CallForm) -> Syntax {
-        let calls = CallSyntax { open: open.into(), between: between.map(str::to_owned), close: close.into(), form };
+    fn of(calls: CallSyntax) -> Syntax {
         Syntax { calls: Some(calls), reasoning: None }
-    }
-
-    fn tagged() -> Syntax {
-        let form = CallForm::Object { name: "name".into(), arguments: "arguments".into() };
-        syntax("<tool_call>\n", Some("\n</tool_call>\n<tool_call>\n"), "\n</tool_call>", form)
-    }
-
-    fn lone() -> Syntax {
-        syntax("", None, "", CallForm::Object { name: "name".into(), arguments: "parameters".into() })
-    }
-
-    fn marked() -> Syntax {
-        let form = CallForm::Marked {
-            first: ">\n<parameter=".into(),
-            assign: ">\n".into(),
-            next: "\n</parameter>\n<parameter=".into(),
-            empty: ">\n</function>\n</tool_call>".into(),
-        };
-        let between = "\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=";
-        syntax("<tool_call>\n<function=", Some(between), "\n</parameter>\n</function>\n</tool_call>", form)
-    }
-
-    fn quoted() -> Syntax {
-        let form = CallForm::Quoted { open: "{".into(), quote: "<|\"|>".into() };
-        syntax("<call>call:", Some("</call><call>call:"), "</call>", form)
     }
 
     /// Tokens are bytes, and the byte 0 ends a text.
@@ -184,36 +159,36 @@ mod tests {
             [("city", "Oslo"), ("days", "2"), ("days", "12")].map(|(name, of)| parameter(name, of));
         let end = "</function>\n</tool_call>";
         for (syntax, text, expected) in [
-            (tagged(), "It is warm.".to_owned(), Some(true)),
-            (tagged(), "a <tool".into(), Some(true)),
-            (tagged(), "a <tool_call>".into(), Some(false)),
-            (tagged(), "a <tool_call> b".into(), None),
-            (tagged(), format!("So:\n{}", call("{\"city\": \"Oslo\", \"days\": 2}}\n</tool_call>")), Some(true)),
-            (tagged(), format!("{0}\n{0}", call("{\"city\": \"Rome\"}}\n</tool_call>")), Some(true)),
-            (tagged(), call("{\"city\": \"Paris"), None),
-            (tagged(), call("{\"city\": \"Oslo\", \"days\": 12"), None),
-            (tagged(), call("{\"days"), None),
-            (tagged(), "<tool_call>\n{\"name\": \"other".into(), None),
-            (lone(), "\nIt".into(), Some(true)),
-            (lone(), String::new(), Some(true)),
-            (lone(), "It is {\"name\": 3".into(), Some(true)),
-            (lone(), "{\"name\": \"stop\", \"parameters\": {}}".into(), Some(true)),
-            (lone(), "{\"answer".into(), None),
-            (lone(), "{\"name\": 3".into(), None),
-            (marked(), format!("So:\n{}", function(&format!("{city}{days}{end}"))), Some(true)),
-            (marked(), format!("{0}\n{0}", function(&format!("{city}{end}"))), Some(true)),
-            (marked(), format!("<tool_call>\n<function=stop>\n{end}"), Some(true)),
-            (marked(), function(&format!("{city}{many}")), None),
-            (marked(), function(&days), None),
-            (marked(), function(end), None),
+            (of(tagged()), "It is warm.".to_owned(), Some(true)),
+            (of(tagged()), "a <tool".into(), Some(true)),
+            (of(tagged()), "a <tool_call>".into(), Some(false)),
+            (of(tagged()), "a <tool_call> b".into(), None),
+            (of(tagged()), format!("So:\n{}", call("{\"city\": \"Oslo\", \"days\": 2}}\n</tool_call>")), Some(true)),
+            (of(tagged()), format!("{0}\n{0}", call("{\"city\": \"Rome\"}}\n</tool_call>")), Some(true)),
+            (of(tagged()), call("{\"city\": \"Paris"), None),
+            (of(tagged()), call("{\"city\": \"Oslo\", \"days\": 12"), None),
+            (of(tagged()), call("{\"days"), None),
+            (of(tagged()), "<tool_call>\n{\"name\": \"other".into(), None),
+            (of(lone()), "\nIt".into(), Some(true)),
+            (of(lone()), String::new(), Some(true)),
+            (of(lone()), "It is {\"name\": 3".into(), Some(true)),
+            (of(lone()), "{\"name\": \"stop\", \"parameters\": {}}".into(), Some(true)),
+            (of(lone()), "{\"answer".into(), None),
+            (of(lone()), "{\"name\": 3".into(), None),
+            (of(marked()), format!("So:\n{}", function(&format!("{city}{days}{end}"))), Some(true)),
+            (of(marked()), format!("{0}\n{0}", function(&format!("{city}{end}"))), Some(true)),
+            (of(marked()), format!("<tool_call>\n<function=stop>\n{end}"), Some(true)),
+            (of(marked()), function(&format!("{city}{many}")), None),
+            (of(marked()), function(&days), None),
+            (of(marked()), function(end), None),
             (
-                quoted(),
+                of(quoted()),
                 "So: <call>call:weather{city:<|\"|>Oslo<|\"|>,days:2}</call><call>call:stop{}</call>".into(),
                 Some(true),
             ),
-            (quoted(), "<call>call:weather{city:<|\"|>Paris".into(), None),
-            (quoted(), "<call>call:weather{days".into(), None),
-            (quoted(), "<call>call:weather{city:<|\"|>Oslo<|\"|>,days:0".into(), None),
+            (of(quoted()), "<call>call:weather{city:<|\"|>Paris".into(), None),
+            (of(quoted()), "<call>call:weather{days".into(), None),
+            (of(quoted()), "<call>call:weather{city:<|\"|>Oslo<|\"|>,days:0".into(), None),
         ] {
             assert_eq!(bytes.may_end(&format, &syntax, &text), Ok(expected), "{text}");
         }
@@ -249,7 +224,7 @@ mod tests {
                 for value in values {
                     let end = "\n</parameter>\n</function>\n</tool_call>";
                     let text = format!("<tool_call>\n<function=f>\n<parameter=a>\n{value}{end}");
-                    assert_eq!(bytes.may_end(&format, &marked(), &text), Ok(expected), "{schema}: {value:?}");
+                    assert_eq!(bytes.may_end(&format, &of(marked()), &text), Ok(expected), "{schema}: {value:?}");
                 }
             }
         }
@@ -294,7 +269,7 @@ mod tests {
             for (values, expected) in [(fitting, Some(true)), (others, None)] {
                 for value in values {
                     let text = format!("<call>call:f{{a:{}}}</call>", value.replace('`', "<|\"|>"));
-                    assert_eq!(bytes.may_end(&format, &quoted(), &text), Ok(expected), "{schema}: {value:?}");
+                    assert_eq!(bytes.may_end(&format, &of(quoted()), &text), Ok(expected), "{schema}: {value:?}");
                 }
             }
         }
@@ -312,12 +287,12 @@ mod tests {
             (json!(false), "`false`"),
         ] {
             let format = calls(&[("f", json!({"type": "object", "properties": {"a": schema}}))], true);
-            let told = bytes.may_end(&format, &marked(), "").expect_err("it cannot be followed").message;
+            let told = bytes.may_end(&format, &of(marked()), "").expect_err("it cannot be followed").message;
             assert!(told.contains(expected), "{schema}: {told}");
         }
         let fields = json!({"type": "object", "properties": {}, "patternProperties": {}});
         let format = calls(&[("f", json!({"type": "object", "properties": {"a": fields}}))], true);
-        let told = bytes.may_end(&format, &quoted(), "").expect_err("it cannot be followed").message;
+        let told = bytes.may_end(&format, &of(quoted()), "").expect_err("it cannot be followed").message;
         assert!(told.contains("`patternProperties`"), "{told}");
     }
 }

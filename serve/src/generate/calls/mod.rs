@@ -9,6 +9,8 @@ mod python;
 mod quoted;
 mod reader;
 #[cfg(test)]
+pub(crate) mod syntaxes;
+#[cfg(test)]
 mod tests;
 mod tool;
 

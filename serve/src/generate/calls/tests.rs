@@ -3,29 +3,13 @@
 use opara_models::decoder::CallForm;
 use serde_json::{json, Value};
 
+use super::syntaxes::{lone, marked, object_form, quoted, syntax, tagged};
 use super::*;
 
 fn tools() -> Vec<Tool> {
     let parameters = json!({"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}});
     let tool = |name: &str| Tool { name: name.into(), parameters: Some(parameters.clone()) };
     vec![tool("weather"), tool("weather_now")]
-}
-
-fn syntax(open: &str, between: Option<&str>, close: &str, form: CallForm) -> CallSyntax {
-    CallSyntax { open: open.into(), between: between.map(str::to_owned), close: close.into(), form }
-}
-
-fn object_form(arguments: &str) -> CallForm {
-    CallForm::Object { name: "name".into(), arguments: arguments.into() }
-}
-
-fn tagged() -> CallSyntax {
-    let between = Some("\n</tool_call>\n<tool_call>\n");
-    syntax("<tool_call>\n", between, "\n</tool_call>", object_form("arguments"))
-}
-
-fn lone() -> CallSyntax {
-    syntax("", None, "", object_form("parameters"))
 }
 
 fn listed() -> CallSyntax {
@@ -48,22 +32,6 @@ fn python() -> CallSyntax {
 
 fn lines() -> CallSyntax {
     syntax("<calls>", Some("\n"), "</calls>", CallForm::Python)
-}
-
-fn marks() -> CallSyntax {
-    let form = CallForm::Marked {
-        first: ">\n<parameter=".into(),
-        assign: ">\n".into(),
-        next: "\n</parameter>\n<parameter=".into(),
-        empty: ">\n</function>\n</tool_call>".into(),
-    };
-    let between = "\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=";
-    syntax("<tool_call>\n<function=", Some(between), "\n</parameter>\n</function>\n</tool_call>", form)
-}
-
-fn quoted() -> CallSyntax {
-    let form = CallForm::Quoted { open: "{".into(), quote: "<|\"|>".into() };
-    syntax("<call>call:", Some("</call><call>call:"), "</call>", form)
 }
 
 /// A text in pieces of random sizes.
@@ -136,13 +104,13 @@ fn calls_are_found_however_the_text_comes() {
         // Literals that are none are texts.
         (lines(), "<calls>weather(city=Oslo, days=2)".into(), "", vec![oslo()]),
         (
-            marks(),
+            marked(),
             "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>".into(),
             "",
             vec![oslo()],
         ),
         (
-            marks(),
+            marked(),
             "So:\n<tool_call>\n<function=weather_now>\n<parameter=city>\nRome }\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=weather>\n</function>\n</tool_call>".into(),
             "So:",
             vec![now(), empty()],
@@ -193,10 +161,10 @@ fn arguments_are_told_as_they_come() {
         (python(), "<calls>[weather(city='a, b)', days=[1, (2".into(), "{\"city\":\"a, b)\",\"days\":"),
         (quoted(), "<call>call:weather{city:<|\"|>Os<|".into(), "{\"city\":\"Os"),
         (quoted(), "<call>call:weather{days:[1,".into(), "{\"days\":[1"),
-        (marks(), of_marks("Os"), "{\"city\":\"Os"),
+        (marked(), of_marks("Os"), "{\"city\":\"Os"),
         // What may be the mark behind the value is held back.
-        (marks(), of_marks("Oslo \"city\"\n\n</para"), "{\"city\":\"Oslo \\\"city\\\"\\n"),
-        (marks(), of_marks("Oslo\n</parameter>\n<parameter=days>\n2"), "{\"city\":\"Oslo\",\"days\":"),
+        (marked(), of_marks("Oslo \"city\"\n\n</para"), "{\"city\":\"Oslo \\\"city\\\"\\n"),
+        (marked(), of_marks("Oslo\n</parameter>\n<parameter=days>\n2"), "{\"city\":\"Oslo\",\"days\":"),
     ] {
         for seed in 0..60 {
             let mut calls = Calls::new(syntax.clone(), tools());
@@ -234,7 +202,7 @@ fn what_is_no_call_is_text() {
         (lone(), "It is {\"name\": \"weather\", \"parameters\": {}}"),
         (lone(), "{ not JSON }"),
         (named(), "<calls><call>function<sep>nothing\n```json\n{}\n```</call></calls>"),
-        (marks(), "<tool_call>\n<function=nothing>\n</function>\n</tool_call>"),
+        (marked(), "<tool_call>\n<function=nothing>\n</function>\n</tool_call>"),
         (with_ids(), "[TOOL_CALLS]weather[CALL_ID]an id[ARGS]{}"),
         (python(), "<calls>[nothing(city='Oslo')]</calls>"),
         (python(), "a list <calls>[1, 2]"),

@@ -14,7 +14,7 @@ use crate::model::{Embeddings, Failure, Result, Texts};
 use super::super::fields::{of_body, Unread};
 use super::super::service::Service;
 use super::harmless::HARMLESS;
-use super::refusal::{refusal, PROTOCOL};
+use super::refusal::answer;
 
 /// A request for vectors.
 struct Body {
@@ -85,9 +85,7 @@ struct Usage {
 }
 
 pub(super) async fn embeddings(State(service): State<Service>, request: Request) -> Response {
-    let result = embedded(&service, request).await;
-    service.count(PROTOCOL, &result);
-    result.unwrap_or_else(|failure| refusal(&failure))
+    answer(&service, embedded(&service, request).await)
 }
 
 async fn embedded(service: &Service, request: Request) -> Result<Response> {

@@ -72,7 +72,7 @@ impl Frame {
     /// The answer in one: the texts with how each has ended.
     pub fn whole(&mut self, texts: Vec<(Piece, Option<Finish>)>) -> Result<Value> {
         let choice = |(index, (piece, finish)): (usize, (Piece, Option<Finish>))| {
-            let text = self.begun(index)? + &piece.text;
+            let text = self.prompt(index)? + &piece.text;
             let told = match self.form {
                 Form::Text => json!({"text": text}),
                 Form::Chat => json!({"message": self.message(index, &text)}),
@@ -95,7 +95,7 @@ impl Frame {
     }
 
     /// What a stream begins with, if it does not begin with text.
-    pub fn beginning(&mut self) -> Vec<Value> {
+    pub fn begun(&mut self) -> Vec<Value> {
         let role = || json!({"delta": {"role": "assistant", "content": ""}});
         let choices = if self.form == Form::Chat { self.choices.len() } else { 0 };
         let mut told: Vec<Value> =
@@ -134,7 +134,7 @@ impl Frame {
     }
 
     fn pieces(&mut self, index: usize, piece: Piece, is_last: bool) -> Result<Vec<Value>> {
-        let text = self.begun(index)? + &piece.text;
+        let text = self.prompt(index)? + &piece.text;
         let tells_tokens = self.told.likelihoods || self.told.ids;
         if self.form == Form::Text {
             let is_told = !text.is_empty() || tells_tokens && !piece.tokens.is_empty();
@@ -196,8 +196,8 @@ impl Frame {
         self.choices[index].usage = usage;
     }
 
-    /// What a stream ends with when all texts have.
-    pub fn last(&self) -> Option<Value> {
+    /// The numbers of tokens of all texts, where a stream tells them at its end.
+    pub fn numbers(&self) -> Option<Value> {
         self.told.usage.then(|| {
             let mut told = self.object(self.streamed());
             (told["choices"], told["usage"]) = (json!([]), self.usage());
@@ -206,7 +206,7 @@ impl Frame {
     }
 
     /// The prompt, where it is told as the beginning of a text and was not yet.
-    fn begun(&mut self, index: usize) -> Result<String> {
+    fn prompt(&mut self, index: usize) -> Result<String> {
         let choice = &mut self.choices[index];
         match self.told.prompt && !std::mem::replace(&mut choice.has_begun, true) {
             true => decoded(&choice.text, &choice.prompt),

@@ -13,6 +13,7 @@ mod refusal;
 mod request;
 mod response_format;
 mod responses;
+mod streaming;
 mod texts;
 mod tokens;
 

@@ -4,9 +4,10 @@ use axum::response::{IntoResponse, Response};
 use axum::Json;
 use serde_json::{json, Value};
 
-use crate::model::{Failure, Kind};
+use crate::model::{Failure, Kind, Result};
 
 use super::super::oip_http::{retry_after, status};
+use super::super::service::Service;
 
 /// The protocol's name in metrics.
 pub(super) const PROTOCOL: &str = "openai";
@@ -16,6 +17,12 @@ pub(crate) fn refusal(failure: &Failure) -> Response {
     let mut response = (status(failure.kind), Json(error(failure))).into_response();
     retry_after(failure, response.headers_mut());
     response
+}
+
+/// The answer to a request, or its refusal: it is counted.
+pub(super) fn answer(service: &Service, result: Result<Response>) -> Response {
+    service.count(PROTOCOL, &result);
+    result.unwrap_or_else(|failure| refusal(&failure))
 }
 
 pub(super) fn error(failure: &Failure) -> Value {

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::super::fields::{of_body, Fields, Unread};
 use super::super::service::Service;
 use super::conversation::conversation;
-use super::refusal::{refusal, PROTOCOL};
+use super::refusal::answer;
 use crate::generate::{Prompt, Writer};
 use crate::model::{Context, Failure, Kind, Result};
 
@@ -59,9 +59,7 @@ impl Asked {
 
 /// `/detokenize`.
 pub(super) async fn detokenize(State(service): State<Service>, request: Request) -> Response {
-    let result = text(&service, request).await;
-    service.count(PROTOCOL, &result);
-    result.unwrap_or_else(|failure| refusal(&failure))
+    answer(&service, text(&service, request).await)
 }
 
 async fn text(service: &Service, request: Request) -> Result<Response> {

@@ -121,7 +121,7 @@ impl Response {
 
     /// The events that a stream begins with.
     pub fn begun(&mut self) -> Vec<Value> {
-        ["response.created", "response.in_progress"].map(|name| self.whole(name)).into()
+        ["response.created", "response.in_progress"].map(|name| self.all(name)).into()
     }
 
     /// Takes a piece of the text: its events.
@@ -144,19 +144,19 @@ impl Response {
         (self.finish, self.usage) = (finish, usage);
         let status = self.status();
         events.extend(self.close(status));
-        events.push(self.whole(&format!("response.{status}")));
+        events.push(self.all(&format!("response.{status}")));
         events
     }
 
     /// The event of a failure, behind which there are no others.
-    pub fn failed(&mut self, failure: &Failure) -> Value {
+    pub fn failure(&mut self, failure: &Failure) -> Value {
         let mut told = error(failure)["error"].take();
         let (message, code, param) = (told["message"].take(), told["code"].take(), told["param"].take());
         self.event("error", json!({"message": message, "code": code, "param": param}))
     }
 
     /// All of it.
-    pub fn told(&self) -> Value {
+    pub fn whole(&self) -> Value {
         let Usage { prompt, cached, written } = self.usage;
         let is_cut = self.finish == Some(Finish::Length);
         let mut told = json!({
@@ -274,8 +274,8 @@ impl Response {
     }
 
     /// An event that tells all there is.
-    fn whole(&mut self, name: &str) -> Value {
-        let response = self.told();
+    fn all(&mut self, name: &str) -> Value {
+        let response = self.whole();
         self.event(name, json!({"response": response}))
     }
 
