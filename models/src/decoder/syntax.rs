@@ -44,8 +44,8 @@ pub enum CallForm {
     },
     /// As Python writes a call: the name, and in parentheses each argument with `=` and a literal.
     Python,
-    /// The name, and arguments as JSON whose names stand without quotes, and whose texts stand between other marks, which are letters
-    /// of no text.
+    /// The name, and an object of JSON whose names stand without quotes. Another mark stands in place of each quote of a text; no text has
+    /// that mark in it.
     Quoted {
         /// Between the name and the first argument: a brace.
         open: String,
@@ -201,8 +201,8 @@ fn found(text: &str, at: usize) -> Option<(CallForm, usize, usize)> {
     };
     let quoted = || {
         let ([open, assign, next, again], end) = marks()?;
-        let (quote, comma) =
-            (assign.strip_prefix(&again)?.to_owned(), next.strip_prefix(assign.strip_prefix(&again)?)?);
+        let quote = assign.strip_prefix(&again)?.to_owned();
+        let comma = next.strip_prefix(&quote)?;
         let is_quoted = [&again, comma, &open].map(str::trim) == [":", ",", "{"] && !quote.trim().is_empty();
         let close = end + text[end..].find('}')?;
         let is_closed = text[end..close].trim().is_empty();

@@ -48,7 +48,7 @@ impl Opaque {
         Ok(found)
     }
 
-    /// Gives those of a pass at a length their numbers.
+    /// Gives the launches of a pass at one length their numbers.
     ///
     /// # Errors
     /// A launch that is another one.

@@ -25,11 +25,11 @@ struct Schema<'a> {
 
 /// The values of a schema.
 enum Kinds<'a> {
-    /// Those of all of these.
+    /// Each value of one of these schemas.
     Any(Vec<Schema<'a>>),
-    /// These.
+    /// These values.
     Values(Vec<&'a Value>),
-    /// Those of these types; of all where there are none.
+    /// Each value of one of these types; any value where no type is given.
     Types(Vec<&'a str>),
 }
 

@@ -23,7 +23,7 @@ impl Between {
     /// The properties of a schema in their order, of which those that are not required may be left out.
     ///
     /// # Errors
-    /// Those of `value`.
+    /// An error of `value`.
     pub fn arguments(
         &self,
         rules: &mut Rules,

@@ -51,13 +51,12 @@ impl ResponseFormat {
                     "`tool_choice`: the model's chat template does not write calls in a form that is known here";
                 return Err(Failure::invalid(unknown));
             }
-            (Self::Calls { of, are_several, is_all: true }, Some(syntax)) => {
+            (Self::Calls { of, are_several, is_all }, Some(syntax)) => {
                 let calls = calls(&mut rules, syntax, of, *are_several)?;
-                format!("{} {calls}", rules.mark(&syntax.open))
-            }
-            (Self::Calls { of, are_several, is_all: false }, Some(syntax)) => {
-                let calls = calls(&mut rules, syntax, of, *are_several)?;
-                text_and(&mut rules, &calls, syntax)?
+                match is_all {
+                    true => format!("{} {calls}", rules.mark(&syntax.open)),
+                    false => text_and(&mut rules, &calls, syntax)?,
+                }
             }
         };
         let start = match &syntax.reasoning {

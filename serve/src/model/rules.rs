@@ -89,7 +89,7 @@ impl<'a> Rules<'a> {
                     false => self.terminal(&format!("/{regex}/ & ~/{ANY}{}{ANY}/", escaped(of_any))),
                 };
                 let name = self.name();
-                self.rules += &format!("{name}[suffix={}]: {text}\n", literal(letters));
+                self.define(&format!("{name}[suffix={}]", literal(letters)), &text);
                 Ok(name)
             }
             [(spaces, Some(_)), ..] if spaces.trim().is_empty() => Ok(format!("/{regex}/ {}", self.mark(mark))),

@@ -5,7 +5,7 @@ use opara_models::decoder::Draws;
 use serde_json::{json, Value};
 
 use super::templated::{
-    choice, refusal, special, templated, KEYED, LONE, MARKED, NAMED, PYTHON, QUOTED, TAGGED, WITH_IDS,
+    choice, refusal, special, templated, INVOKED, KEYED, LONE, MARKED, NAMED, PYTHON, QUOTED, TAGGED, WITH_IDS,
 };
 
 fn tools() -> Value {
@@ -38,7 +38,7 @@ fn is_sound(call: &Value) -> bool {
 
 #[tokio::test]
 async fn what_must_be_called_is_called() -> Result<()> {
-    for template in [TAGGED, NAMED, WITH_IDS, PYTHON, MARKED, KEYED, QUOTED, LONE] {
+    for template in [TAGGED, NAMED, WITH_IDS, PYTHON, MARKED, INVOKED, KEYED, QUOTED, LONE] {
         let of = templated(template, Draws::default())?;
         for seed in 0..6 {
             let one = json!({"type": "function", "function": {"name": "weather"}});

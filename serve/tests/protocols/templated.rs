@@ -72,6 +72,18 @@ pub const MARKED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%-
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
 
+/// As MiniMax-M2 writes calls: names within quotes of the marks.
+pub const INVOKED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
+{%- for m in messages %}
+{{- '<|' + m.role + '|>' + (m.content or '') }}
+{%- for call in m.tool_calls or [] %}
+{{- '\n<tools>\n<invoke name="' + call.function.name + '">\n' }}
+{%- for name, value in call.function.arguments | items %}{{- '<parameter name="' + name + '">' }}{{- value }}{{- '</parameter>\n' }}{%- endfor %}
+{{- '</invoke>\n</tools>' }}
+{%- endfor %}{{- '<end>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|assistant|>' }}{%- endif %}"#;
+
 /// As GLM-4.5 writes calls: arguments between marks that are special tokens.
 pub const KEYED: &str = r#"{%- for tool in tools or [] %}{{ tool | tojson }}{%- endfor %}
 {%- for m in messages %}

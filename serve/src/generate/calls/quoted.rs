@@ -23,8 +23,6 @@ const DEEPEST: usize = 64;
 
 #[derive(Debug)]
 enum Stage {
-    /// Before the arguments.
-    Start,
     /// At a name, or at the end of an object.
     Name,
     /// Behind a name.
@@ -40,24 +38,23 @@ enum Stage {
 impl Quoted {
     /// Of texts between these marks.
     pub fn new(quote: String) -> Self {
-        Self { quote, open: Vec::new(), stage: Stage::Start }
+        Self { quote, open: Vec::new(), stage: Stage::Name }
     }
 
-    /// Takes what is certain of a text, and says whether the arguments end there. Anything unexpected ends them, too.
+    /// Takes what is certain of a text, and says whether the arguments end there. A letter that does not belong there ends
+    /// them, too.
     pub fn read(&mut self, held: &mut String, is_last: bool, told: &mut String) -> bool {
+        if self.open.is_empty() {
+            self.enter('}', told);
+        }
         loop {
             if !matches!(self.stage, Stage::Text { .. }) {
                 held.drain(..held.len() - held.trim_start().len());
             }
-            let Some(first) = held.chars().next().or(matches!(self.stage, Stage::Start).then_some(' ')) else {
-                return false;
-            };
+            let Some(first) = held.chars().next() else { return false };
             let is_quote = held.starts_with(&self.quote);
             let may_be_quote = !is_last && !is_quote && self.quote.starts_with(held.as_str());
             match self.stage {
-                Stage::Start => {
-                    self.enter('}', told);
-                }
                 Stage::Name | Stage::Value if may_be_quote => return false,
                 Stage::Name | Stage::Value if Some(first) == self.open.last().map(|(end, _)| *end) => {
                     held.drain(..1);
@@ -122,7 +119,7 @@ impl Quoted {
                 }
                 Stage::Text { is_name } => {
                     let Some(at) = held.find(&self.quote) else {
-                        // What may be the mark is held back.
+                        // Letters that may be the mark's are held back.
                         let mut starts = held.char_indices().map(|(at, _)| at);
                         let certain = starts.find(|at| !is_last && self.quote.starts_with(&held[*at..]));
                         let certain = certain.unwrap_or(held.len());

@@ -123,7 +123,7 @@ fn calls_are_found_however_the_text_comes() {
         ),
         // As JSON has them, too.
         (quoted(), "<call>call:weather{\"city\": \"Oslo\", <|\"|>days<|\"|>:2,}</call>".into(), "", vec![oslo()]),
-        // What is no JSON is text, and what has no value is null.
+        // A word that is no JSON is a text, and a name without a value has null.
         (
             quoted(),
             "<call>call:weather{city:Oslo,days:[1,[],<|\"|>a\n\"b\"<|\"|>,{a:True,b:{}}],more:}</call>".into(),
@@ -131,7 +131,7 @@ fn calls_are_found_however_the_text_comes() {
             vec![("weather".into(), json!({"city": "Oslo", "days": [1, [], "a\n\"b\"", {"a": true, "b": {}}], "more": null}))],
         ),
         (quoted(), "<call>call:weather{days:[2 3".into(), "", vec![("weather".into(), Value::Null)]),
-        // Anything unexpected ends a call.
+        // A letter that does not belong there ends a call.
         (quoted(), "<call>call:weather{days:[{a}]} b".into(), "a}]} b", vec![("weather".into(), json!({"days": [{}]}))]),
     ] {
         let mut calls = Calls::new(syntax.clone(), tools());

@@ -1,5 +1,6 @@
 //! A request for a response, as one for an answer to a conversation.
 
+use opara_weights::Harmless;
 use serde_json::{json, Map, Value};
 
 use super::super::super::fields::{of_body, Fields};
@@ -50,8 +51,7 @@ impl Asked {
         let reasoning = fields.object("reasoning")?;
         put(&mut chat, "reasoning_effort", reasoning.take("effort")?);
         // The reasoning itself is told, not a summary.
-        let _ = [reasoning.take::<Value>("summary")?, reasoning.take::<Value>("generate_summary")?];
-        rest(&reasoning, &mut chat);
+        rest(&reasoning, Harmless { names: &["summary", "generate_summary"], neutral: &[] }, &mut chat);
         put(&mut chat, "max_tokens", fields.take("max_output_tokens")?);
         if let Some(tools) = fields.take::<Vec<Value>>("tools")? {
             let tools =
@@ -59,14 +59,12 @@ impl Asked {
             chat.insert("tools".into(), tools.into());
         }
         put(&mut chat, "tool_choice", fields.take("tool_choice")?.map(choice));
-        for (name, neutral) in [("background", json!(false)), ("truncation", json!("disabled"))] {
-            put(&mut chat, name, fields.take::<Value>(name)?.filter(|value| *value != neutral));
-        }
         for name in ["metadata", "parallel_tool_calls", "temperature", "top_p"] {
             put(&mut chat, name, fields.take(name)?);
         }
-        // What no conversation has is refused by its name.
-        rest(&fields, &mut chat);
+        // A field that no conversation has is refused by its name.
+        let neutral = &[("background", "false"), ("truncation", "\"disabled\"")];
+        rest(&fields, Harmless { names: &[], neutral }, &mut chat);
         let chat = request::Asked::read(Value::Object(chat).to_string().as_bytes(), Form::Chat, allows_unread)?;
         match chat.writing.each {
             1 => Ok(Self { chat, said }),
@@ -81,9 +79,9 @@ fn put(chat: &mut Map<String, Value>, name: &str, value: Option<Value>) {
     }
 }
 
-/// Puts the fields that were not read beside the others, by their whole names.
-fn rest(fields: &Fields, chat: &mut Map<String, Value>) {
-    for (name, value) in fields.unread(&[]) {
+/// Puts the fields that were not read, and are not harmless, beside the others, by their whole names.
+fn rest(fields: &Fields, harmless: Harmless, chat: &mut Map<String, Value>) {
+    for (name, value) in fields.unread(&[harmless]) {
         chat.entry(name).or_insert(value);
     }
 }
@@ -113,8 +111,7 @@ fn text(fields: &Fields, chat: &mut Map<String, Value>) -> Result<()> {
         }
         chat.insert("response_format".into(), format);
     }
-    put(chat, "text.verbosity", text.take::<Value>("verbosity")?.filter(|verbosity| *verbosity != "medium"));
-    rest(&text, chat);
+    rest(&text, Harmless { names: &[], neutral: &[("verbosity", "\"medium\"")] }, chat);
     Ok(())
 }
 

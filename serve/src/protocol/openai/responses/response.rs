@@ -62,6 +62,11 @@ impl Item {
         Self { kind, id: format!("{prefix}_{:016x}", fastrand::u64(..)), text: String::new(), likely: Vec::new() }
     }
 
+    /// Whether its text is a part of its content.
+    fn has_content(&self) -> bool {
+        !matches!(self.kind, Kind::Call { .. })
+    }
+
     /// The only part of its content, if it has any.
     fn content(&self) -> Option<Value> {
         let Self { text, likely, .. } = self;
@@ -237,7 +242,7 @@ impl Response {
         let item = self.item.as_mut()?;
         item.text += text;
         let mut told = json!({"item_id": item.id, "output_index": at, "delta": text});
-        if item.content().is_some() {
+        if item.has_content() {
             told["content_index"] = json!(0);
         }
         if matches!(item.kind, Kind::Message) {
@@ -253,9 +258,9 @@ impl Response {
         let (Some(item), at) = (self.item.take(), self.output.len()) else { return Vec::new() };
         let mut events = Vec::new();
         let mut told = json!({"item_id": item.id, "output_index": at});
-        match (&item.kind, item.content()) {
-            (Kind::Call { name, .. }, _) => (told["name"], told["arguments"]) = (json!(name), json!(item.text)),
-            (kind, _) => {
+        match &item.kind {
+            Kind::Call { name, .. } => (told["name"], told["arguments"]) = (json!(name), json!(item.text)),
+            kind => {
                 (told["content_index"], told["text"]) = (json!(0), json!(item.text));
                 if matches!(kind, Kind::Message) {
                     told["logprobs"] = json!(item.likely);
