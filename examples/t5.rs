@@ -115,8 +115,10 @@ fn run() -> Result<()> {
     let requests = batches.iter().map(|batch| requests(batch, &config, args.max_tokens));
     let requests = requests.collect::<Result<Vec<_>>>()?.concat();
     let writer = Arc::new(Texts::new(model.clone(), args.seq_len, args.max_tokens)?);
-    let engine =
-        |builder| Engine::new(writer.clone(), EngineOptions { slots: options.batch, prompts: options.batch, builder });
+    let engine = |builder| {
+        let (slots, prompts) = (options.batch, options.batch);
+        Engine::new(writer.clone(), EngineOptions { slots, prompts, builder, ..EngineOptions::default() })
+    };
     let mut replayed = engine(Some(options.builder()))?;
     let outputs = replayed.generate(&requests, |_, _| ())?;
     if checkpoint.is_none() {

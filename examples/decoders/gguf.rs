@@ -189,7 +189,7 @@ fn written(sizes: &Sizes, of: Option<GgmlDType>) -> Result<Written> {
 /// Microseconds of a step of this library's own decoder with the same file, f16, and of the step alone, as its executor replays it.
 pub fn own_us(Written(path): &Written, prompt_tokens: usize, tokens: usize, device: &Device) -> Result<[f64; 2]> {
     let model = Arc::new(Decoder::load_gguf(path.as_path(), DType::F16, device, 1, prompt_tokens + tokens + 8)?);
-    let mut engine = Engine::new(model, Options { slots: 1, prompts: 1, builder: Some(OparaExecutor::builder()) })?;
+    let mut engine = Engine::new(model, Options { builder: Some(OparaExecutor::builder()), ..Options::default() })?;
     let mut step_us = f64::INFINITY;
     // The first text builds the graphs.
     for tenant in 0..4 {

@@ -116,8 +116,10 @@ fn run() -> Result<()> {
     let sampling = |at| Sampling { seed: options.seed + at, ..drawn };
     let requests: Vec<_> =
         (0..options.batch as u64).map(|at| Request { sampling: sampling(at), ..request.clone() }).collect();
-    let engine =
-        |builder| Engine::new(model.clone(), EngineOptions { slots: options.batch, prompts: options.batch, builder });
+    let engine = |builder| {
+        let (slots, prompts) = (options.batch, options.batch);
+        Engine::new(model.clone(), EngineOptions { slots, prompts, builder, ..EngineOptions::default() })
+    };
     let mut fast = engine(Some(options.builder()))?;
 
     if source.is_random() {

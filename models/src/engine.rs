@@ -6,6 +6,9 @@ mod error;
 mod generate;
 mod graphs;
 mod likelihoods;
+mod memory;
+mod pages;
+mod paging;
 mod reading;
 mod seat;
 mod sequence;
@@ -19,6 +22,7 @@ use opara_candle::{Builder, Mode, Report};
 
 pub use self::error::{Result, TextError};
 pub use self::likelihoods::Likelihoods;
+pub use self::memory::Memory;
 pub use self::sequence::{End, Guidance, Listener, Request};
 pub use self::text_model::{Part, TextModel};
 /// How a text's tokens are drawn.
@@ -26,6 +30,8 @@ pub use opara_candle::ops::Sampling;
 
 use self::graphs::Graphs;
 use self::likelihoods::of_rows;
+use self::pages::Pages;
+use self::paging::Aside;
 use self::reading::Reading;
 use self::seat::Seat;
 use self::sequence::Sequence;
@@ -33,8 +39,11 @@ use self::sequence::Sequence;
 /// Writes texts for requests that come and go, each in a slot of one batch.
 ///
 /// Prompts are read by parts, between the steps that add a token to every other text. A text does not depend on the others,
-/// nor on the texts that its slot had before. Whole parts of a prompt that some slot has read already, for the same tokens from the
-/// beginning on, are copied instead of read.
+/// nor on the texts that its slot had before.
+///
+/// A decoder's texts have pages of [`PAGE`](opara_candle::ops::PAGE) tokens, and get more as they grow (Kwon et al., "PagedAttention",
+/// 2023). Whole parts of a prompt that were read already, for the same tokens from the beginning on, are shared instead of read. Where no
+/// page is left, the text that came last waits on the host, and goes on with the same bits.
 ///
 /// ```
 /// # use std::sync::{mpsc, Arc};
@@ -64,6 +73,9 @@ use self::sequence::Sequence;
 pub struct Engine<M> {
     graphs: Graphs<M>,
     seats: Vec<Seat>,
+    pages: Pages,
+    /// Texts that wait on the host for pages.
+    aside: Vec<Aside>,
     /// Texts that were added so far.
     added: u64,
     /// Whether the slots on the device are not as the host knows them.
@@ -75,20 +87,26 @@ pub struct Engine<M> {
 pub struct Options {
     /// Texts at once.
     ///
-    /// On a GPU a step of 2 to 8 slots gives a text the same bits, however many there are. A step of more slots gives it bits that
-    /// depend on their number, not on the other texts: texts may differ by a rounding while more than eight slots are in use. So do
-    /// those of an engine of one slot, whose kernels are the fastest for one text.
+    /// On a GPU a step of 2 to 8 slots, or to [more](opara_candle::ops::alike_rows), gives a text the same bits, however many there are. A step of more slots
+    /// gives it bits that depend on their number, not on the other texts: texts may differ by a rounding while so many slots are in use. So
+    /// do those of an engine of one slot, whose kernels are the fastest for one text.
     pub slots: usize,
     /// Prompts that are read together, at most as many as slots. Together is faster if that many always wait, and slower if one comes
     /// at a time. A text's roundings depend on the number, not on the other prompts.
     pub prompts: usize,
+    /// Prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is made:
+    /// as many as wait are read then, and not [`prompts`](Self::prompts).
+    pub most_prompts: usize,
+    /// Pages of [`PAGE`](opara_candle::ops::PAGE) tokens for all texts, at least as many as the longest one takes. Default: for that many texts
+    /// of the longest context as there are slots. A model whose memory is not in pages has no use for it.
+    pub pages: Option<usize>,
     /// Settings of executors. Without them the engine runs eagerly.
     pub builder: Option<Builder>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { slots: 1, prompts: 1, builder: None }
+        Self { slots: 1, prompts: 1, most_prompts: 1, pages: None, builder: None }
     }
 }
 
@@ -100,12 +118,20 @@ impl<M: TextModel> Engine<M> {
     /// Builds nothing yet: graphs are built at their first use, or by [`build`](Self::build).
     ///
     /// # Errors
-    /// No memory left.
+    /// [`TextError::FewPages`]; no memory left.
     pub fn new(model: Arc<M>, options: Options) -> Result<Self> {
         let slots = options.slots.max(1);
-        let graphs = Graphs::new(model, slots, options.prompts.clamp(1, slots), options.builder)?;
+        let [prompts, most] = [options.prompts, options.most_prompts].map(|prompts| prompts.clamp(1, slots));
+        let needed = model.pages().unwrap_or(0);
+        let pages = options.pages.filter(|_| needed > 0).unwrap_or(slots * needed);
+        if pages < needed {
+            return Err(TextError::FewPages { pages, needed });
+        }
+        let nobodys = Memory::nobodys(&*model, prompts.max(most));
+        let graphs = Graphs::new(model, slots, [prompts, most], pages, options.builder)?;
         let seats = std::iter::repeat_with(Seat::default).take(slots).collect();
-        Ok(Self { graphs, seats, added: 0, has_changed: true })
+        let pages = Pages::new(nobodys + pages, nobodys);
+        Ok(Self { graphs, seats, pages, aside: Vec::new(), added: 0, has_changed: true })
     }
 
     /// Builds all graphs: for reading, and for steps of all sizes, with marks of tokens and without.
@@ -123,7 +149,19 @@ impl<M: TextModel> Engine<M> {
 
     /// Texts that are under way.
     pub fn live(&self) -> usize {
-        self.seats.iter().filter(|seat| !seat.is_free()).count()
+        self.seats.iter().filter(|seat| !seat.is_free()).count() + self.aside.len()
+    }
+
+    /// Texts of these that wait on the host for pages.
+    pub fn aside(&self) -> usize {
+        self.aside.len()
+    }
+
+    /// Pages that texts have, and all pages; `None` if the model's memory is not in pages. What others may share, and nobody has, counts
+    /// as free.
+    pub fn pages(&self) -> Option<(usize, usize)> {
+        let all = self.pages.count();
+        self.model().pages().map(|_| (all - self.pages.free(), all))
     }
 
     /// Texts that may be added.
@@ -146,23 +184,19 @@ impl<M: TextModel> Engine<M> {
     ///
     /// # Errors
     /// Those of [`Request::check`]; [`TextError::NoSlot`] where none is [free](Self::free); those of the device.
-    pub fn add(&mut self, request: Request, mut listener: Box<dyn Listener>) -> Result<Id> {
+    pub fn add(&mut self, request: Request, listener: Box<dyn Listener>) -> Result<Id> {
         request.check(&**self.model())?;
-        if request.prompt_alternatives.is_some() && !M::IS_CAUSAL {
+        if request.prompt_alternatives.is_some() && self.model().pages().is_none() {
             return Err(
                 candle::Error::msg("prompts have likelihoods where a token does not see those behind it").into()
             );
         }
-        // What is cached is not read again.
-        let known = if request.prompt_alternatives.is_some() { &[] } else { &request.prompt[..] };
-        let (slot, cached) = self.seat(known, request.tenant)?;
+        let seat = self.seats.iter().position(Seat::is_free).filter(|_| self.free() > 0);
+        let slot = seat.ok_or(TextError::NoSlot { slots: self.seats.len() })?;
         self.added += 1;
         self.has_changed = true;
         let first = self.model().first_position(request.prompt.len());
-        let seat = &mut self.seats[slot];
-        (seat.used, seat.tenant, seat.kept) = (self.added, request.tenant, request.prompt[..cached].to_vec());
-        listener.begin(cached);
-        seat.sequence = Sequence::new(request, listener, self.added, first, cached);
+        self.seats[slot].sequence = Sequence::new(request, listener, self.added, first);
         Ok(Id(self.added))
     }
 
@@ -171,29 +205,9 @@ impl<M: TextModel> Engine<M> {
         let is_it = |sequence: &mut Sequence| sequence.number == id.0;
         let is_gone = self.seats.iter_mut().any(|seat| seat.sequence.take_if(is_it).is_some());
         self.has_changed |= is_gone;
-        is_gone
-    }
-
-    /// A free slot for a tenant's prompt, and how many of its tokens are in there.
-    fn seat(&mut self, prompt: &[u32], tenant: u64) -> Result<(usize, usize)> {
-        let bucket = self.graphs.bucket((self.live() + 1).min(self.seats.len()));
-        let part = self.model().part();
-        let fits = |slot: usize, seat: &Seat| slot < bucket && seat.is_free();
-        let cached = |seat: &Seat| seat.cached(prompt, tenant, part);
-        let best = self.seats.iter().enumerate().max_by_key(|(slot, seat)| (cached(seat), fits(*slot, seat)));
-        let (from, cached) = best.map_or((0, 0), |(slot, seat)| (slot, cached(seat)));
-        if cached > 0 && fits(from, &self.seats[from]) {
-            return Ok((from, cached));
-        }
-        // The slot that was used last may be asked for again.
-        let free = self.seats.iter().enumerate().filter(|(slot, seat)| fits(*slot, seat));
-        let (slot, _) = free.min_by_key(|(_, seat)| seat.used).ok_or(TextError::NoSlot { slots: self.seats.len() })?;
-        if cached > 0 {
-            // A copy that fails may have overwritten a part of it.
-            self.seats[slot].kept.clear();
-            self.graphs.copy(from, slot)?;
-        }
-        Ok((slot, cached))
+        let before = self.live();
+        self.aside.retain(|aside| aside.sequence.number != id.0);
+        is_gone || self.live() < before
     }
 
     /// Reads a part of one prompt, or of [several](Options::prompts), if there are any to read, and adds tokens to all other texts: one
@@ -216,16 +230,16 @@ impl<M: TextModel> Engine<M> {
     /// missed a token.
     pub fn fail(&mut self, reason: &str) {
         self.has_changed = true;
-        for seat in &mut self.seats {
-            seat.kept.clear();
-            if let Some(mut sequence) = seat.sequence.take() {
-                sequence.listener.end(End::Failed(reason.to_owned()));
-            }
+        self.pages.forget();
+        let in_slots = self.seats.iter_mut().filter_map(|seat| seat.sequence.take());
+        for mut sequence in in_slots.chain(self.aside.drain(..).map(|aside| aside.sequence)) {
+            sequence.listener.end(End::Failed(reason.to_owned()));
         }
     }
 
     fn read_and_write(&mut self, mut returns: impl FnMut(usize) -> bool) -> Result<()> {
         self.dismiss();
+        self.bring_back()?;
         self.close_up()?;
         self.read()?;
         // Told of first tokens, and not obeyed: texts that write shall not wait until all prompts are read.
@@ -239,59 +253,86 @@ impl<M: TextModel> Engine<M> {
         for seat in &mut self.seats {
             self.has_changed |= seat.sequence.take_if(is_gone).is_some();
         }
+        self.aside.retain(|aside| !aside.sequence.listener.is_gone());
     }
 
     /// Moves texts to lower slots where that makes the batch smaller.
     fn close_up(&mut self) -> Result<()> {
         while let Some(last) = self.seats.iter().rposition(|seat| !seat.is_free()) {
             let free = self.seats.iter().position(Seat::is_free);
-            let Some(free) = free.filter(|_| self.graphs.bucket(self.live()) < self.graphs.bucket(last + 1)) else {
+            let taken = self.live() - self.aside.len();
+            let Some(free) = free.filter(|_| self.graphs.bucket(taken) < self.graphs.bucket(last + 1)) else {
                 break;
             };
             self.graphs.copy(last, free)?;
             self.seats.swap(last, free);
-            // The copy leaves the slot behind as it was.
-            (self.seats[last].kept, self.seats[last].tenant) = (self.seats[free].kept.clone(), self.seats[free].tenant);
             self.has_changed = true;
         }
         Ok(())
     }
 
+    /// The slots of which a part of the prompt is read next, by the rows that the model reads; nothing, if there is none.
+    fn next_to_read(&mut self) -> Vec<Option<usize>> {
+        let most = self.graphs.most_read();
+        let waiting = self.by_age(|sequence| !sequence.writes());
+        let Some(first) = waiting.first() else { return Vec::new() };
+        if self.model().pages().is_none() {
+            // Neighbours, whose memory is one piece.
+            let from = (first / most * most).min(self.seats.len() - most);
+            return (from..from + most)
+                .inspect(|slot| {
+                    self.begin(*slot);
+                })
+                .map(Some)
+                .collect();
+        }
+        let begun: Vec<usize> = waiting.into_iter().take(most).take_while(|slot| self.begin(*slot)).collect();
+        match begun.len() {
+            0 => Vec::new(),
+            count => {
+                let rows = self.graphs.rows_to_read(count);
+                begun.into_iter().map(Some).chain(std::iter::repeat(None)).take(rows).collect()
+            }
+        }
+    }
+
     /// Reads a part of the prompt that came first, and of those beside it.
     fn read(&mut self) -> Result<()> {
-        let waiting = self.seats.iter().enumerate().filter_map(|(slot, seat)| Some((seat.reading()?.number, slot)));
-        let Some((_, slot)) = waiting.min() else { return Ok(()) };
+        let rows = self.next_to_read();
+        let Some(first) = rows.first().copied().flatten() else { return Ok(()) };
         let Self { graphs, seats, .. } = self;
-        let (prompts, part) = (graphs.prompts, graphs.model.part());
-        let from = (slot / prompts * prompts).min(seats.len() - prompts);
-        let rows = &mut seats[from..from + prompts];
-        for (row, seat) in rows.iter_mut().enumerate() {
-            let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
-            let Some(best) = sequence.request.prompt_alternatives else { continue };
-            let read = sequence.part(part).0;
-            let logits = graphs.score(from + row, read, sequence.read)?;
+        let part = graphs.model.part();
+        for slot in rows.iter().flatten() {
+            let Some(best) = seats[*slot].reading().and_then(|sequence| sequence.request.prompt_alternatives) else {
+                continue;
+            };
+            let logits = graphs.score(&seats[*slot].next(graphs)?)?;
+            let Some(sequence) = &mut seats[*slot].sequence else { continue };
             let of = of_rows(&logits, &sequence.request.prompt[sequence.read + 1..], best)?;
             sequence.listener.prompt_likelihoods(of);
         }
-        let parts: Vec<Reading> = rows.iter().map(|seat| seat.next(graphs)).collect::<Result<_>>()?;
-        let [tokens, logits] = graphs.read(from, &parts)?;
+        let next = |slot: &Option<usize>| slot.map_or_else(|| Ok(Reading::default()), |slot| seats[slot].next(graphs));
+        let parts = rows.iter().map(next).collect::<Result<Vec<Reading>>>()?;
+        let is_last = parts.iter().any(|part| part.is_last);
+        let [tokens, logits] = graphs.read(first, &parts)?;
         drop(parts);
         self.has_changed = true;
         // Parts before the last ones are not waited for.
-        let is_last = |seat: &Seat| seat.reading().is_some_and(|sequence| sequence.part(part).1);
-        let tokens: Vec<u32> = if rows.iter().any(is_last) { tokens.to_vec1()? } else { Vec::new() };
-        for (row, seat) in rows.iter_mut().enumerate() {
+        let tokens: Vec<u32> = if is_last { tokens.to_vec1()? } else { Vec::new() };
+        for (row, slot) in rows.into_iter().enumerate().filter_map(|(row, slot)| Some((row, slot?))) {
+            let seat = &mut seats[slot];
             let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
             let (read, is_last) = sequence.part(part);
-            if read.len() == part && M::IS_CAUSAL {
-                seat.kept.extend_from_slice(read);
-            }
+            let is_whole = read.len() == part;
             sequence.read += read.len();
+            if let Some(held) = sequence.held.as_mut().filter(|_| is_whole) {
+                held.enter(&sequence.request.prompt[..sequence.read]);
+            }
             if is_last {
                 let logits = told(sequence, &logits, row)?;
                 match sequence.take(tokens[row], logits.as_deref()) {
                     true => seat.sequence = None,
-                    false => graphs.weigh(from + row, sequence)?,
+                    false => graphs.weigh(slot, sequence)?,
                 }
             }
         }
@@ -300,19 +341,16 @@ impl<M: TextModel> Engine<M> {
 
     /// Adds tokens to the texts whose prompts were read.
     fn write(&mut self, mut returns: impl FnMut(usize) -> bool) -> Result<()> {
-        let (mut writing, mut left, mut reads) = (Vec::new(), usize::MAX, false);
+        let (mut writing, mut left) = (Vec::new(), self.make_room()?);
+        // A prompt for which there are no pages is not waited for.
+        let reads = self.by_age(|sequence| !sequence.writes()).first().is_some_and(|slot| self.begin(*slot));
         let (mut is_weighed, mut is_stepwise) = (false, false);
         for (slot, seat) in self.seats.iter().enumerate() {
-            match &seat.sequence {
-                Some(sequence) if sequence.writes() => {
-                    writing.push(slot);
-                    left = left.min(sequence.left());
-                    is_weighed |= sequence.is_weighed();
-                    is_stepwise |= sequence.is_stepwise();
-                }
-                Some(_) => reads = true,
-                None => {}
-            }
+            let Some(sequence) = seat.writing() else { continue };
+            writing.push(slot);
+            left = left.min(sequence.left());
+            is_weighed |= sequence.is_weighed();
+            is_stepwise |= sequence.is_stepwise();
         }
         let Some(last) = writing.last() else { return Ok(()) };
         let bucket = self.graphs.bucket(last + 1);

@@ -64,7 +64,7 @@ fn message<T>(result: Result<T>) -> String {
 /// An engine for so many inputs at once.
 fn engine(model: &Arc<T5>, slots: usize, prompts: usize, builder: Option<Builder>) -> Engine<Texts> {
     let texts = Texts::new(model.clone(), 40, 40).expect("there are as many positions");
-    Engine::new(Arc::new(texts), Options { slots, prompts, builder }).expect("there is memory")
+    Engine::new(Arc::new(texts), Options { slots, prompts, builder, ..Options::default() }).expect("there is memory")
 }
 
 /// Requests for outputs of up to so many tokens, for the inputs' tokens that a mask shows.

@@ -1,19 +1,23 @@
 //! The keys and values of the tokens so far.
 
 use candle::{DType, Device, Result, Tensor};
+use opara_candle::ops::PAGE;
 
 use super::config::Config;
+use crate::engine::Memory;
 
 /// Tokens of a prompt that are read at once. A last part is filled up to so many, whose keys and values, zeros, are written behind
-/// the text: there is room for them.
+/// the text. There is room for them; of pages a text has none behind its own.
 pub(super) const CHUNK: usize = 128;
 
 /// Keys and values of a batch of sequences, and how long each sequence is: all on the device, and of one size from the first
 /// token to the last.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    /// `(batch, 2, kv_heads, capacity, head_dim)` for each layer.
+    /// For each layer `(batch, 2, kv_heads, capacity, head_dim)`, or pages.
     pub(super) layers: Vec<Tensor>,
+    /// The pages of each sequence.
+    pub(super) pages: Option<Tensor>,
     /// `(batch)`: where the next token of each sequence stands, as u32.
     pub(super) position: Tensor,
 }
@@ -27,7 +31,18 @@ impl Cache {
         let shape = (batch, 2, config.kv_heads, Self::places(context), config.head_dim);
         let layers = config.layers.iter().map(|_| Tensor::zeros(shape, dtype, device));
         let layers = layers.collect::<Result<_>>()?;
-        Ok(Self { layers, position: Tensor::zeros(batch, DType::U32, device)? })
+        Ok(Self { layers, pages: None, position: Tensor::zeros(batch, DType::U32, device)? })
+    }
+
+    /// Empty pages of all layers.
+    pub(super) fn pages(config: &Config, pages: usize, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
+        let shape = (pages, 2, config.kv_heads, PAGE, config.head_dim);
+        config.layers.iter().map(|_| Tensor::zeros(shape, dtype, device)).collect()
+    }
+
+    /// Texts in pages, with their next tokens at these positions.
+    pub(super) fn in_pages(memory: &Memory, position: &Tensor) -> Self {
+        Self { layers: memory.tensors.clone(), pages: memory.pages.clone(), position: position.clone() }
     }
 
     /// The same keys and values, with every sequence's next token at this position.
@@ -36,12 +51,12 @@ impl Cache {
     /// No memory left.
     pub fn at(&self, position: usize) -> Result<Self> {
         let position = Tensor::full(position as u32, self.position.shape(), self.position.device())?;
-        Ok(Self { layers: self.layers.clone(), position })
+        Ok(Self { layers: self.layers.clone(), pages: self.pages.clone(), position })
     }
 
     /// Places that there are for texts of up to `context` tokens.
     pub(super) fn places(context: usize) -> usize {
-        context.next_multiple_of(64) + CHUNK
+        context.next_multiple_of(PAGE) + CHUNK
     }
 
     /// Bytes of such a cache.

@@ -103,7 +103,7 @@ pub enum DecoderError {
     /// Weights and cache together are larger than the device's free memory.
     #[error(
         "the model needs {} MiB for weights and {} MiB for the keys and values of {batch} x {context} tokens, and the device \
-         has {} MiB free: use a shorter context, a smaller batch or a smaller type",
+         has {} MiB free: use a shorter context, a smaller type or, if there are several, fewer texts",
         weights >> 20,
         cache >> 20,
         free >> 20

@@ -10,6 +10,8 @@ use super::weights::{Norm, Product, Source};
 /// The positions of the new tokens in the cache, and the rotary embedding of each position.
 pub(super) struct CachePositions<'a> {
     pub start: &'a Tensor,
+    /// The pages that sequences have, if the cache is in pages.
+    pub pages: Option<&'a Tensor>,
     pub rotaries: &'a [Tensor],
     /// Which of the new tokens are the text's own, `(batch, tokens, 1)` of u8; all, if not given.
     pub own: Option<&'a Tensor>,
@@ -94,6 +96,7 @@ impl Layer {
             let new = NewTokens {
                 qkv: &qkv,
                 start: places.start,
+                pages: places.pages,
                 rotary: Some(&places.rotaries[self.rotary]),
                 norms: self.head_norms.as_ref().map(|(q, k)| (q, k)),
                 by_distance: None,

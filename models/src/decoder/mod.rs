@@ -288,7 +288,8 @@ impl Decoder {
                 .embedding_scale
                 .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
         };
-        let places = CachePositions { start: &cache.position, rotaries: &self.rotaries, own };
+        let places =
+            CachePositions { start: &cache.position, pages: cache.pages.as_ref(), rotaries: &self.rotaries, own };
         for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {
             let _scope = scope(&at.to_string());
             x = layer.forward(&x, cache, &places)?;

@@ -1,10 +1,12 @@
 //! Whether a device has room for a model, asked before anything is loaded.
 
 use candle::{DType, Device};
+use opara_candle::ops::PAGE;
 
 use super::cache::Cache;
 use super::config::Config;
 use super::error::{DecoderError, Result};
+use super::Decoder;
 
 impl Config {
     /// Fails where a device has no room for weights in `dtype` and for the keys and values of `batch` texts of `context` tokens:
@@ -14,6 +16,22 @@ impl Config {
     /// [`DecoderError::NoRoom`] with the numbers; [`DecoderError::ContextTooLong`].
     pub fn fits(&self, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<()> {
         check(self, self.parameters() * dtype.size_in_bytes() as u64, batch, context, dtype, device)
+    }
+}
+
+impl Decoder {
+    /// Bytes of the keys and values of all layers in a [page](PAGE).
+    pub fn page_bytes(&self) -> u64 {
+        let Config { kv_heads, head_dim, ref layers, .. } = self.config;
+        (2 * kv_heads * head_dim * PAGE * self.dtype.size_in_bytes() * layers.len()) as u64
+    }
+
+    /// Free bytes of its device, if the system tells.
+    ///
+    /// # Errors
+    /// A failed driver call.
+    pub fn free_bytes(&self) -> Result<Option<u64>> {
+        free(&self.device)
     }
 }
 

@@ -1,15 +1,13 @@
 //! Decoders as the models of an engine.
 
 use candle::{Device, Result, Tensor};
-use opara_candle::ops;
+use opara_candle::ops::{self, PAGE};
 
 use super::cache::{Cache, CHUNK};
 use super::Decoder;
-use crate::engine::{self, Part, TextError, TextModel};
+use crate::engine::{self, Memory, Part, TextError, TextModel};
 
 impl TextModel for Decoder {
-    const IS_CAUSAL: bool = true;
-
     fn device(&self) -> &Device {
         &self.device
     }
@@ -20,6 +18,10 @@ impl TextModel for Decoder {
 
     fn part(&self) -> usize {
         CHUNK
+    }
+
+    fn pages(&self) -> Option<usize> {
+        Some(self.context.div_ceil(PAGE))
     }
 
     fn first_position(&self, prompt: usize) -> usize {
@@ -34,20 +36,25 @@ impl TextModel for Decoder {
         }
     }
 
-    fn memory(&self, texts: usize) -> Result<Vec<Tensor>> {
-        Ok(self.cache(texts)?.layers)
+    fn memory(&self, count: usize) -> Result<Vec<Tensor>> {
+        Cache::pages(&self.config, count, self.dtype, &self.device)
     }
 
-    fn read(&self, part: &Part, memory: &[Tensor]) -> Result<Tensor> {
+    fn read(&self, part: &Part, memory: &Memory) -> Result<Tensor> {
         let own = ops::unsqueeze(&part.own()?, 2)?;
-        let cache = Cache { layers: memory.to_vec(), position: part.starts.clone() };
+        let cache = Cache::in_pages(memory, part.starts);
         let hidden = self.forward_part(part.ids, Some(&own), &cache)?;
         let (texts, tokens, size) = hidden.dims3()?;
-        self.logits(&ops::index_select(&ops::reshape(&hidden, (texts * tokens, size))?, part.last, 0)?)
+        let last = ops::index_select(&ops::reshape(&hidden, (texts * tokens, size))?, part.last, 0)?;
+        // On a GPU one row alone has kernels of its own: it has the bits of several.
+        let rows = part.last.dim(0)?;
+        if rows == 1 && self.device.is_cuda() {
+            return ops::narrow(&self.logits(&ops::cat(&[&last, &last], 0)?)?, 0, 0, 1);
+        }
+        self.logits(&last)
     }
 
-    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> Result<Tensor> {
-        let cache = Cache { layers: memory.to_vec(), position: positions.clone() };
-        ops::squeeze(&self.logits(&self.forward(tokens, &cache)?)?, 1)
+    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &Memory) -> Result<Tensor> {
+        ops::squeeze(&self.logits(&self.forward(tokens, &Cache::in_pages(memory, positions))?)?, 1)
     }
 }

@@ -34,6 +34,18 @@ pub enum TextError {
         most: usize,
     },
 
+    /// Fewer pages than the longest text takes.
+    #[error(
+        "{pages} pages of {} tokens are too few for a text of the longest context, which takes {needed}",
+        opara_candle::ops::PAGE
+    )]
+    FewPages {
+        /// Pages that were asked for.
+        pages: usize,
+        /// Pages that are needed.
+        needed: usize,
+    },
+
     /// A request for a slot while all are in use.
     #[error("all {slots} slots are in use: wait until a text has ended")]
     NoSlot {

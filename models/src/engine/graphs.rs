@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use candle::{DType, Tensor};
 use opara_candle::ops::{self, Sampling};
-use opara_candle::{Builder, Report, StepExecutor};
+use opara_candle::{Builder, Report, StepExecutor, StepState};
 
 use super::error::Result;
-use super::reading::{inputs, numbers, read, Reading};
+use super::memory::Memory;
+use super::reading::{inputs, numbers, read, InSlots, Reading};
 use super::sequence::Sequence;
 use super::slots::{step, Slots};
 use super::text_model::{Part, TextModel};
@@ -22,13 +23,14 @@ pub(super) struct Graphs<M> {
     /// Sizes of a batch: powers of two from two on, and the number of slots. One row of 16 bits has kernels of its own, with which a
     /// text could write something else when its last neighbour leaves.
     buckets: Vec<usize>,
-    /// Prompts that are read together.
-    pub prompts: usize,
+    /// How many prompts may be read together, the least first.
+    rows: Vec<usize>,
     /// Without it nothing is built.
     builder: Option<Builder>,
-    /// Where a part of each starts, `(prompts)` of u32.
-    starts: Tensor,
-    read: Option<StepExecutor<Vec<Tensor>>>,
+    /// Where a part of each prompt starts, and its pages.
+    in_slots: InSlots,
+    /// For each number of prompts.
+    reads: Vec<Option<StepExecutor<InSlots>>>,
     /// For each bucket one that draws from the logits alone, and one that weighs them.
     steps: Vec<[Option<StepExecutor<Slots>>; 2]>,
     /// No marks and no bias, for as many prompts.
@@ -38,16 +40,32 @@ pub(super) struct Graphs<M> {
 }
 
 impl<M: TextModel> Graphs<M> {
-    pub fn new(model: Arc<M>, slots: usize, prompts: usize, builder: Option<Builder>) -> Result<Self> {
+    /// For so many slots, of which `prompts` are read at once, or up to `most` where that gives the same bits, and pages, if the model has
+    /// any.
+    pub fn new(
+        model: Arc<M>,
+        slots: usize,
+        [prompts, most]: [usize; 2],
+        pages: usize,
+        builder: Option<Builder>,
+    ) -> Result<Self> {
         let buckets: Vec<usize> =
             std::iter::successors(Some(2), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
-        let rows = |dtype| Tensor::zeros((prompts, model.vocab()), dtype, model.device());
-        let plain = [rows(DType::U8)?, rows(DType::F32)?];
-        let starts = Tensor::zeros(prompts, DType::U32, model.device())?;
-        let state = Slots::new(&*model, slots)?;
+        let at_once = prompts.max(most);
+        let plain_rows = |dtype| Tensor::zeros((at_once, model.vocab()), dtype, model.device());
+        let plain = [plain_rows(DType::U8)?, plain_rows(DType::F32)?];
+        let memory = Memory::new(&*model, slots, at_once, pages)?;
+        let starts = Tensor::zeros(at_once, DType::U32, model.device())?;
+        let in_slots = InSlots { starts, memory: memory.for_others(at_once)? };
+        let rows: Vec<usize> =
+            std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b < most).chain([most]).collect();
+        let is_asked = most > 1 && model.device().is_cuda() && model.pages().is_some();
+        let rows = if is_asked && are_read_alike(&*model, &in_slots, &rows)? { rows } else { vec![prompts] };
+        let reads = rows.iter().map(|_| None).collect();
+        let state = Slots::new(&*model, slots, memory)?;
         let steps = buckets.iter().map(|_| [None, None]).collect();
         let biased = vec![false; slots];
-        Ok(Self { model, slots: state, buckets, prompts, builder, starts, read: None, steps, plain, biased })
+        Ok(Self { model, slots: state, buckets, rows, builder, in_slots, reads, steps, plain, biased })
     }
 
     /// The size of the smallest batch of at least `slots` slots.
@@ -55,44 +73,46 @@ impl<M: TextModel> Graphs<M> {
         self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(slots)
     }
 
+    /// Prompts that are read together at most.
+    pub fn most_read(&self) -> usize {
+        self.rows[self.rows.len() - 1]
+    }
+
+    /// The rows of the smallest graph that reads so many prompts.
+    pub fn rows_to_read(&self, prompts: usize) -> usize {
+        self.rows.iter().copied().find(|rows| *rows >= prompts).unwrap_or(self.most_read())
+    }
+
     /// Builds all graphs.
     pub fn build(&mut self) -> Result<()> {
-        self.build_read()?;
+        (0..self.rows.len()).try_for_each(|at| self.build_read(at))?;
         (0..self.buckets.len()).try_for_each(|at| [false, true].into_iter().try_for_each(|is| self.build_step(at, is)))
     }
 
     /// Reports of the graphs that are built: the reading one, and then the steps.
     pub fn reports(&self) -> impl Iterator<Item = Report> + '_ {
         let steps = self.steps.iter().flatten().flatten().map(StepExecutor::report);
-        self.read.iter().map(StepExecutor::report).chain(steps)
+        self.reads.iter().flatten().map(StepExecutor::report).chain(steps)
     }
 
-    fn build_read(&mut self) -> Result<()> {
-        let Some(builder) = self.builder.clone().filter(|_| self.read.is_none()) else { return Ok(()) };
-        let (model, prompts) = (&self.model, self.prompts);
+    fn build_read(&mut self, at: usize) -> Result<()> {
+        let Some(builder) = self.builder.clone().filter(|_| self.reads[at].is_none()) else { return Ok(()) };
+        let (model, prompts) = (&self.model, self.rows[at]);
         let (part, device) = (model.part(), model.device());
         let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
         let tokens: Vec<u32> = (1..=part as u32 * 3 / 4).map(|token| token % model.vocab() as u32).collect();
         let seen = Tensor::ones((1, model.vocab()), DType::U8, device)?;
         let example = |tokens, sampling, seen: Option<&Tensor>| {
             let (seen, bias) = (seen.cloned(), seen.map(|seen| seen.to_dtype(DType::F32)).transpose()?);
-            let one = || Reading {
-                tokens,
-                start: 0,
-                position: 0,
-                sampling,
-                bars: false,
-                seen: seen.clone(),
-                bias: bias.clone(),
-            };
+            let one = || Reading { tokens, sampling, seen: seen.clone(), bias: bias.clone(), ..Reading::default() };
             inputs(&std::iter::repeat_with(one).take(prompts).collect::<Vec<_>>(), part, &self.plain, device)
         };
         let first = example(&[0], Sampling::default(), None)?;
         // Of other values, so that the host code is seen not to depend on any.
         let further = example(&tokens, drawn, Some(&seen))?;
         let of = model.clone();
-        let reads = move |inputs: &[Tensor], state: &Vec<Tensor>| read(&*of, inputs, state);
-        self.read = Some(builder.example(&further).build_step(reads, &first, &self.reading(0)?)?);
+        let reads = move |inputs: &[Tensor], state: &InSlots| read(&*of, inputs, state);
+        self.reads[at] = Some(builder.example(&further).build_step(reads, &first, &self.reading(0, prompts)?)?);
         Ok(())
     }
 
@@ -136,34 +156,44 @@ impl<M: TextModel> Graphs<M> {
         Ok(self.slots.copy(from, to)?)
     }
 
-    /// Reads into the slots from one on; gives the tokens behind, which need not be there yet, and their logits.
+    /// Reads into pages, or into the slots from one on; gives the tokens behind, which need not be there yet, and their logits.
     pub fn read(&mut self, from: usize, parts: &[Reading]) -> Result<[Tensor; 2]> {
-        self.build_read()?;
+        let at = self.rows.iter().position(|rows| *rows == parts.len()).unwrap_or(0);
+        self.build_read(at)?;
         let inputs = inputs(parts, self.model.part(), &self.plain, self.model.device())?;
-        ops::assign(&self.starts, &numbers(parts, |part| part.start, self.model.device())?)?;
-        let mut state = self.reading(from)?;
-        let given = match &self.read {
+        let mut state = self.reading(from, parts.len())?;
+        ops::assign(&state.starts, &numbers(parts, |part| part.start, self.model.device())?)?;
+        state.memory.set_pages(parts.iter().map(|part| part.pages))?;
+        let given = match &self.reads[at] {
             None => read(&*self.model, &inputs, &state)?,
             Some(executor) => executor.step(&inputs, &mut state)?,
         };
         Ok([given[0].clone(), given[1].clone()])
     }
 
-    /// The logits behind each token of a part of a slot's prompt, `(tokens, vocab)` of f32, read eagerly.
-    pub fn score(&self, slot: usize, tokens: &[u32], start: usize) -> Result<Tensor> {
+    /// The logits behind each token of a part of a prompt, `(tokens, vocab)` of f32, read eagerly into its pages.
+    pub fn score(&self, of: &Reading) -> Result<Tensor> {
+        let Reading { tokens, start, pages, .. } = *of;
         let (part, device) = (self.model.part(), self.model.device());
         let filled = tokens.iter().copied().chain(std::iter::repeat(0)).take(part);
         let one = |number: usize| Tensor::new(&[number as u32], device);
         let (starts, counts) = (one(start)?, one(tokens.len())?);
+        let memory = self.in_slots.memory.for_others(1)?;
+        memory.set_pages(std::iter::once(pages))?;
         let last = Tensor::arange(0, tokens.len() as u32, device)?;
         let ids = Tensor::from_iter(filled, device)?.reshape((1, part))?;
         let part = Part { ids: &ids, starts: &starts, counts: &counts, last: &last };
-        Ok(self.model.read(&part, &self.slots.memory(slot, 1)?)?.to_dtype(DType::F32)?)
+        Ok(self.model.read(&part, &memory)?.to_dtype(DType::F32)?)
     }
 
-    /// The state of [`read`] for the slots from one on.
-    fn reading(&self, from: usize) -> Result<Vec<Tensor>> {
-        Ok([vec![self.starts.clone()], self.slots.memory(from, self.prompts)?].concat())
+    /// The state of [`read`] of so many prompts: of the slots from one on, where there are no pages.
+    fn reading(&self, from: usize, prompts: usize) -> Result<InSlots> {
+        let InSlots { starts, memory } = &self.in_slots;
+        let memory = match memory.pages {
+            Some(_) => memory.of(0, prompts)?,
+            None => self.slots.memory.of(from, prompts)?,
+        };
+        Ok(InSlots { starts: starts.narrow(0, 0, prompts)?, memory })
     }
 
     /// Steps the slots of a bucket once, weighed: the tokens, one a slot, and the logits.
@@ -213,4 +243,32 @@ impl<M: TextModel> Graphs<M> {
     fn at(&self, bucket: usize) -> usize {
         self.buckets.iter().position(|of| *of == bucket).unwrap_or(0)
     }
+}
+
+/// Whether a model reads a part of a prompt with the same bits, however many are read together: these numbers of them are tried.
+fn are_read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Result<bool> {
+    let (part, vocab, device) = (model.part(), model.vocab(), model.device());
+    let scratch = in_slots.scratch()?;
+    let logits = |texts: std::ops::Range<usize>| -> Result<Vec<Vec<f32>>> {
+        let token = |text: usize, at: usize| (text * 131 + at * 7 + 1) % vocab;
+        let numbers = |of: &mut dyn Iterator<Item = usize>| Tensor::from_iter(of.map(|of| of as u32), device);
+        let ids = texts.clone().flat_map(|text| (0..part).map(move |at| token(text, at)));
+        let ids = numbers(&mut { ids })?.reshape((texts.len(), part))?;
+        let counts = numbers(&mut texts.clone().map(|_| part))?;
+        let last = numbers(&mut (1..=texts.len()).map(|row| row * part - 1))?;
+        let starts = scratch.starts.narrow(0, 0, texts.len())?;
+        let memory = scratch.memory.of(texts.start, texts.len())?;
+        let part = Part { ids: &ids, starts: &starts, counts: &counts, last: &last };
+        Ok(model.read(&part, &memory)?.to_dtype(DType::F32)?.to_vec2()?)
+    };
+    let bits = |row: &[f32]| row.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+    for &count in rows.iter().filter(|count| **count > 1) {
+        let all = logits(0..count)?;
+        for text in [0, count - 1] {
+            if bits(&logits(text..text + 1)?[0]) != bits(&all[text]) {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }

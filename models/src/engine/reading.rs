@@ -2,16 +2,23 @@
 
 use candle::{Device, Result, Tensor};
 use opara_candle::ops::{Sampler, Sampling};
+use opara_candle::StepState;
 
-use super::slots::{weighed, Slot};
+use super::memory::Memory;
+use super::slots::weighed;
 use super::text_model::{Part, TextModel};
 
-/// A part of a prompt, read into a slot at once.
+/// A part of a prompt, read into a slot at once. Without tokens it reads nothing.
+#[derive(Default)]
 pub(super) struct Reading<'a> {
-    /// At most [`TextModel::part`]; none if nothing is read.
+    /// At most [`TextModel::part`].
     pub tokens: &'a [u32],
+    /// Whether they are the last of the prompt.
+    pub is_last: bool,
     /// Where the first one stands.
     pub start: usize,
+    /// The pages that it has.
+    pub pages: &'a [u32],
     /// Where the token behind them is drawn.
     pub position: usize,
     pub sampling: Sampling,
@@ -22,15 +29,30 @@ pub(super) struct Reading<'a> {
     pub bias: Option<Tensor>,
 }
 
-impl Reading<'_> {
-    /// Reads nothing.
-    pub fn none(slot: Slot) -> Self {
-        let start = slot.position as usize;
-        Self { tokens: &[], start, position: start, sampling: Sampling::default(), bars: false, seen: None, bias: None }
+/// The state of [`read`]. All layers read where parts start and which pages they have, so these stay where they are: a replay would change
+/// the launches of each layer for another address.
+#[derive(Clone)]
+pub(super) struct InSlots {
+    /// Where a part of each starts, `(prompts)` of u32.
+    pub starts: Tensor,
+    pub memory: Memory,
+}
+
+impl StepState for InSlots {
+    fn tensors(&self) -> Vec<Tensor> {
+        [vec![self.starts.clone()], self.memory.tensors()].concat()
+    }
+
+    fn with(&self, tensors: Vec<Tensor>) -> Self {
+        Self { starts: tensors[0].clone(), memory: self.memory.with(tensors[1..].to_vec()) }
+    }
+
+    fn scratch(&self) -> opara_candle::Result<Self> {
+        Ok(Self { starts: self.starts.zeros_like()?, memory: self.memory.scratch()? })
     }
 }
 
-/// The inputs of [`read`], of parts of `part` tokens. `plain` has marks and bias, a row for each, of parts without any.
+/// The inputs of [`read`], of parts of `part` tokens. `plain` has marks and bias of parts without any, of as many or more.
 pub(super) fn inputs(of: &[Reading], part: usize, plain: &[Tensor; 2], device: &Device) -> Result<Vec<Tensor>> {
     let filled = |of: &Reading| of.tokens.iter().copied().chain(std::iter::repeat(0)).take(part).collect::<Vec<_>>();
     let last = of.iter().enumerate().map(|(row, of)| (row * part + of.tokens.len().saturating_sub(1)) as u32);
@@ -40,7 +62,7 @@ pub(super) fn inputs(of: &[Reading], part: usize, plain: &[Tensor; 2], device: &
             let row = |(row, of): (usize, &Reading)| own(of).map_or_else(|| plain.narrow(0, row, 1), Ok);
             Tensor::cat(&of.iter().enumerate().map(row).collect::<Result<Vec<_>>>()?, 0)
         }
-        false => Ok(plain.clone()),
+        false => plain.narrow(0, 0, of.len()),
     };
     Ok(vec![
         Tensor::from_iter(of.iter().flat_map(filled), device)?.reshape((of.len(), part))?,
@@ -59,10 +81,9 @@ pub(super) fn numbers(of: &[Reading], number: impl Fn(&Reading) -> usize, device
 }
 
 /// Reads a part of a prompt into the memory of each of some slots, and draws the token behind it, as a step would: tokens and logits. No
-/// other slot is touched. The state is where the parts start, and the memory. All layers read the former, so it stays where it is: a
-/// replay would change the launches of each layer for another address.
-pub(super) fn read(model: &impl TextModel, inputs: &[Tensor], state: &[Tensor]) -> Result<Vec<Tensor>> {
+/// other slot is touched.
+pub(super) fn read(model: &impl TextModel, inputs: &[Tensor], state: &InSlots) -> Result<Vec<Tensor>> {
     let [ids, counts, last, positions, sampler, seen, bias] = [0, 1, 2, 3, 4, 5, 6].map(|at| &inputs[at]);
-    let logits = model.read(&Part { ids, starts: &state[0], counts, last }, &state[1..])?;
+    let logits = model.read(&Part { ids, starts: &state.starts, counts, last }, &state.memory)?;
     Ok(weighed(&logits, &Sampler::of(sampler.clone())?, positions, seen, bias)?.to_vec())
 }

@@ -6,6 +6,7 @@ use opara_candle::ops::{Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 
 use super::error::{Result, TextError};
 use super::likelihoods::Likelihoods;
+use super::pages::Held;
 use super::slots::Slot;
 use super::text_model::TextModel;
 
@@ -86,7 +87,8 @@ pub enum Guidance {
 
 /// Takes what is written for a request.
 pub trait Listener: Send {
-    /// The prompt is about to be read; so many of its tokens were in the cache already.
+    /// The prompt is about to be read, now that there is room for it; so many of its tokens were in the cache already. A text that ends before
+    /// that is not told so.
     fn begin(&mut self, cached: usize) {
         let _ = cached;
     }
@@ -127,28 +129,53 @@ pub(super) struct Sequence {
     pub number: u64,
     /// Where its first token stands.
     pub first: usize,
-    /// Tokens of the prompt that were read.
+    /// Tokens of the prompt that were read, or were in pages that it shares.
     pub read: usize,
+    /// Its pages, once reading has begun.
+    pub held: Option<Held>,
     written: Vec<u32>,
     guidance: Guidance,
 }
 
 impl Sequence {
     /// `None` for a text that has ended before its first token: the listener was told.
-    pub fn new(
-        request: Request,
-        mut listener: Box<dyn Listener>,
-        number: u64,
-        first: usize,
-        read: usize,
-    ) -> Option<Self> {
+    pub fn new(request: Request, mut listener: Box<dyn Listener>, number: u64, first: usize) -> Option<Self> {
         if request.most == 0 {
             listener.end(End::Length);
             return None;
         }
-        let mut sequence =
-            Self { request, listener, number, first, read, written: Vec::new(), guidance: Guidance::Any };
+        let (written, guidance) = (Vec::new(), Guidance::Any);
+        let mut sequence = Self { request, listener, number, first, read: 0, held: None, written, guidance };
         (!sequence.is_over()).then_some(sequence)
+    }
+
+    /// Begins to read, with these pages, of which the first ones have what is shared.
+    pub fn begin(&mut self, held: Held, shared: usize) {
+        (self.held, self.read) = (Some(held), shared);
+        self.listener.begin(shared);
+    }
+
+    pub fn pages(&self) -> &[u32] {
+        self.held.as_ref().map_or(&[], Held::ids)
+    }
+
+    /// Where the next token is written that a step reads.
+    pub fn place(&self) -> usize {
+        self.first + self.written.len().saturating_sub(1)
+    }
+
+    /// Places that have something of it: the first ones.
+    pub fn written_places(&self) -> usize {
+        if self.writes() {
+            self.place()
+        } else {
+            self.read
+        }
+    }
+
+    /// Places that it ever needs.
+    pub fn places(&self) -> usize {
+        self.first + self.request.most - 1
     }
 
     pub fn writes(&self) -> bool {
@@ -288,10 +315,11 @@ impl Sequence {
     }
 
     /// The slot as the device needs it. The last token is not in the cache yet.
-    pub fn on_device(&self) -> Slot {
-        let position = if self.writes() { self.first + self.written.len() - 1 } else { self.read };
-        let (token, writes) = (self.written.last().copied().unwrap_or(0), self.writes());
-        Slot { token, position: position as u32, writes, sampling: self.request.sampling, bars: self.bars() }
+    pub fn on_device(&self) -> Slot<'_> {
+        let writes = self.writes();
+        let (position, pages) = if writes { (self.place(), self.pages()) } else { (self.read, &[][..]) };
+        let (token, sampling) = (self.written.last().copied().unwrap_or(0), self.request.sampling);
+        Slot { token, position: position as u32, writes, sampling, bars: self.bars(), pages }
     }
 }
 

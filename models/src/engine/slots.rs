@@ -4,6 +4,7 @@ use candle::{DType, Result, Tensor};
 use opara_candle::ops::{self, Sampler, Sampling};
 use opara_candle::StepState;
 
+use super::memory::{copy_row, Memory};
 use super::text_model::TextModel;
 
 /// A slot for each text of a batch: its memory, and all that differs between texts in a step. So the step is one graph, whichever
@@ -24,26 +25,28 @@ pub(super) struct Slots {
     /// What is added to the logits of each, `(slots, vocab)`, f32.
     bias: Tensor,
     /// The model's.
-    memory: Vec<Tensor>,
+    pub memory: Memory,
 }
 
 /// A slot as the host knows it.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Slot {
+pub(super) struct Slot<'a> {
     /// The last token.
     pub token: u32,
     /// Where it stands.
     pub position: u32,
-    /// Whether steps add tokens. A step also writes to the memory of a slot that stands still, at its position: no other text reads
-    /// that, and its own one overwrites it first.
+    /// Whether steps add tokens. A step also writes to the memory of a slot that stands still, at its position: in a page that is no
+    /// text's, or where its own text overwrites it first.
     pub writes: bool,
     pub sampling: Sampling,
     /// Whether tokens are barred that the tokens seen mark so.
     pub bars: bool,
+    /// The pages of a text that writes: what a step writes to a slot that stands still is in no text's page.
+    pub pages: &'a [u32],
 }
 
 impl Slots {
-    pub fn new(model: &impl TextModel, slots: usize) -> Result<Self> {
+    pub fn new(model: &impl TextModel, slots: usize, memory: Memory) -> Result<Self> {
         let (device, vocab) = (model.device(), model.vocab());
         Ok(Self {
             token: Tensor::zeros((slots, 1), DType::U32, device)?,
@@ -52,19 +55,24 @@ impl Slots {
             sampler: Sampler::new(&vec![Sampling::default(); slots], device)?.parameters().clone(),
             seen: Tensor::zeros((slots, vocab), DType::U8, device)?,
             bias: Tensor::zeros((slots, vocab), DType::F32, device)?,
-            memory: model.memory(slots)?,
+            memory,
         })
     }
 
     /// The first `slots` of them, in the same memory.
     pub fn first(&self, slots: usize) -> Result<Self> {
-        let first = self.tensors().iter().map(|tensor| tensor.narrow(0, 0, slots)).collect::<Result<_>>()?;
-        Ok(self.with(first))
+        let first = self.numbers().into_iter().map(|tensor| tensor.narrow(0, 0, slots)).collect::<Result<_>>()?;
+        Ok(self.of(first, self.memory.of(0, slots)?))
     }
 
-    /// The model's memory of `slots` of them from one on.
-    pub fn memory(&self, from: usize, slots: usize) -> Result<Vec<Tensor>> {
-        self.memory.iter().map(|tensor| tensor.narrow(0, from, slots)).collect()
+    /// All but the memory.
+    fn numbers(&self) -> [&Tensor; 6] {
+        [&self.token, &self.position, &self.writes, &self.sampler, &self.seen, &self.bias]
+    }
+
+    fn of(&self, numbers: Vec<Tensor>, memory: Memory) -> Self {
+        let [token, position, writes, sampler, seen, bias] = [0, 1, 2, 3, 4, 5].map(|at| numbers[at].clone());
+        Self { token, position, writes, sampler, seen, bias, memory }
     }
 
     /// Copies the host's view of all slots to the device.
@@ -75,7 +83,8 @@ impl Slots {
         ops::assign(&self.position, &numbers(&|slot| slot.position)?)?;
         ops::assign(&self.writes, &numbers(&|slot| slot.writes.into())?)?;
         let (sampling, bars): (Vec<Sampling>, Vec<bool>) = slots.iter().map(|slot| (slot.sampling, slot.bars)).unzip();
-        ops::assign(&self.sampler, Sampler::barring(&sampling, &bars, device)?.parameters())
+        ops::assign(&self.sampler, Sampler::barring(&sampling, &bars, device)?.parameters())?;
+        self.memory.set_pages(slots.iter().map(|slot| slot.pages))
     }
 
     /// The tokens that a slot's repetition penalty is for, and those that it may bar: `(1, vocab)` of u8.
@@ -88,32 +97,28 @@ impl Slots {
         self.bias.slice_set(bias, 0, slot)
     }
 
-    /// Gives a slot the memory, the tokens seen and the bias of another one.
+    /// Gives a slot the memory, the tokens seen and the bias of another one. Its pages are uploaded with all others.
     pub fn copy(&self, from: usize, to: usize) -> Result<()> {
-        self.memory.iter().chain([&self.seen, &self.bias]).try_for_each(|tensor| {
-            // By a copy, since memory is not read and written at once.
-            tensor.slice_set(&tensor.narrow(0, from, 1)?.force_contiguous()?, 0, to)
-        })
+        [&self.seen, &self.bias].into_iter().try_for_each(|tensor| copy_row(tensor, from, to))?;
+        self.memory.copy(from, to)
     }
 }
 
 impl StepState for Slots {
     fn tensors(&self) -> Vec<Tensor> {
-        let few = [&self.token, &self.position, &self.writes, &self.sampler, &self.seen, &self.bias];
-        few.into_iter().chain(&self.memory).cloned().collect()
+        self.numbers().into_iter().cloned().chain(self.memory.tensors()).collect()
     }
 
-    fn with(&self, tensors: Vec<Tensor>) -> Self {
-        let [token, position, writes, sampler, seen, bias] = [0, 1, 2, 3, 4, 5].map(|at| tensors[at].clone());
-        Self { token, position, writes, sampler, seen, bias, memory: tensors[6..].to_vec() }
+    fn with(&self, mut tensors: Vec<Tensor>) -> Self {
+        let memory = self.memory.with(tensors.split_off(self.numbers().len()));
+        self.of(tensors, memory)
     }
 
     /// Empty slots: texts may be under way, and they may have left anything behind.
     fn scratch(&self) -> opara_candle::Result<Self> {
-        let scratch = self.fork()?;
-        let numbers = [&scratch.token, &scratch.position, &scratch.writes, &scratch.seen, &scratch.bias];
-        let used = numbers.into_iter().chain(&scratch.memory);
-        used.into_iter().try_for_each(|tensor| ops::assign(tensor, &tensor.zeros_like()?))?;
+        let numbers = self.numbers().map(Tensor::zeros_like).into_iter().collect::<Result<Vec<_>>>()?;
+        let scratch = self.of(numbers, self.memory.scratch()?);
+        ops::assign(&scratch.sampler, &self.sampler)?;
         Ok(scratch)
     }
 }

@@ -4,16 +4,13 @@ use candle::{Device, Result, Tensor};
 use opara_candle::ops;
 
 use super::error;
+use super::memory::Memory;
 
 /// A model that an [`Engine`](super::Engine) writes texts with. It computes logits; the engine draws tokens.
 ///
-/// Its memory of several texts is tensors whose first dimension is the text. [`read`](Self::read) and [`step`](Self::step)
+/// Its memory of several texts is tensors whose first dimension is the text, or the page. [`read`](Self::read) and [`step`](Self::step)
 /// are recorded once and replayed for all texts: they write to that memory by operators that write in place.
 pub trait TextModel: Send + Sync + 'static {
-    /// Whether the memory of a prompt's beginning does not depend on the tokens behind it. Then it is copied for other prompts that
-    /// begin alike.
-    const IS_CAUSAL: bool;
-
     /// Where it computes.
     fn device(&self) -> &Device;
 
@@ -22,6 +19,10 @@ pub trait TextModel: Send + Sync + 'static {
 
     /// Tokens of a prompt that are read at once.
     fn part(&self) -> usize;
+
+    /// Pages of [`PAGE`](ops::PAGE) tokens that the longest text takes, where the memory of a token does not depend on those behind it. Then
+    /// texts whose prompts begin alike share pages. Without pages a text's memory is one piece.
+    fn pages(&self) -> Option<usize>;
 
     /// Where the first token stands that is written behind a prompt of this many tokens.
     fn first_position(&self, prompt: usize) -> usize;
@@ -32,23 +33,23 @@ pub trait TextModel: Send + Sync + 'static {
     /// A text of these numbers of tokens is longer than the model's room.
     fn fits(&self, prompt: usize, answer: usize) -> error::Result<()>;
 
-    /// The empty memory of `texts` texts.
+    /// The empty memory of `count` texts or, where there are any, [pages](Self::pages).
     ///
     /// # Errors
     /// No memory left.
-    fn memory(&self, texts: usize) -> Result<Vec<Tensor>>;
+    fn memory(&self, count: usize) -> Result<Vec<Tensor>>;
 
     /// Reads a part of the prompt of each text: the logits of the tokens behind it, `(texts, vocab)`.
     ///
     /// # Errors
     /// Those of the operators.
-    fn read(&self, part: &Part, memory: &[Tensor]) -> Result<Tensor>;
+    fn read(&self, part: &Part, memory: &Memory) -> Result<Tensor>;
 
     /// Adds a token, `(texts, 1)`, to each text at its position, `(texts)`: the logits of the next tokens, `(texts, vocab)`.
     ///
     /// # Errors
     /// Those of the operators.
-    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> Result<Tensor>;
+    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &Memory) -> Result<Tensor>;
 }
 
 /// A part of the prompt of each of several texts, filled up with other tokens. A text that nothing is read of keeps what it has before its

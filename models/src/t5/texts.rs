@@ -6,7 +6,7 @@ use candle::{bail, Device, Result, Tensor};
 use opara_candle::ops;
 
 use super::{Memory, T5};
-use crate::engine::{self, Part, TextModel};
+use crate::engine::{self, Memory as OfTexts, Part, TextModel};
 
 /// Tokens that inputs are filled up to a multiple of: memory of a GPU is aligned to so many.
 const FILLED: usize = 128;
@@ -45,8 +45,6 @@ impl Texts {
 }
 
 impl TextModel for Texts {
-    const IS_CAUSAL: bool = false;
-
     fn device(&self) -> &Device {
         self.model.encoder.shared.embeddings.device()
     }
@@ -57,6 +55,10 @@ impl TextModel for Texts {
 
     fn part(&self) -> usize {
         self.input
+    }
+
+    fn pages(&self) -> Option<usize> {
+        None
     }
 
     /// The start token stands at 0.
@@ -83,14 +85,14 @@ impl TextModel for Texts {
         Ok([vec![encoded, mask], self.model.caches(texts, self.output.max(1))?].concat())
     }
 
-    fn read(&self, part: &Part, memory: &[Tensor]) -> Result<Tensor> {
+    fn read(&self, part: &Part, memory: &OfTexts) -> Result<Tensor> {
         let own = part.own()?;
         let Memory { keys_values, mask } = self.model.read(part.ids, Some(&own))?;
         let Some(mask) = mask else { bail!("an encoder without a mask") };
         let texts = own.dim(0)?;
         let is_read = ops::narrow(&own, 1, 0, 1)?;
         let read = [ops::transpose(&keys_values, 0, 1)?, ops::reshape(&mask, (texts, self.input))?];
-        for (read, memory) in read.iter().zip(memory) {
+        for (read, memory) in read.iter().zip(&memory.tensors) {
             let shape: Vec<usize> = std::iter::once(texts).chain(memory.dims()[1..].iter().map(|_| 1)).collect();
             let is_read = ops::broadcast_as(&ops::reshape(&is_read, shape)?, memory.dims())?;
             ops::assign(memory, &ops::where_cond(&is_read, read, memory)?)?;
@@ -100,7 +102,8 @@ impl TextModel for Texts {
         self.step(&start, part.starts, memory)
     }
 
-    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> Result<Tensor> {
+    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &OfTexts) -> Result<Tensor> {
+        let memory = &memory.tensors;
         let [keys_values, mask] = [&memory[0], &memory[1]];
         let texts = mask.dim(0)?;
         let keys_values = ops::transpose(keys_values, 0, 1)?;

@@ -21,7 +21,8 @@ fn greedy_texts_are_those_of_transformers() -> Result<()> {
         let requests = requests(&prompts, expected[0].len());
         let model = Arc::new(reference.model());
         for (slots, prompts) in [(1, 1), (2, 2)] {
-            let mut eager = Engine::new(model.clone(), Options { slots, prompts, builder: None }).expect("an engine");
+            let mut eager =
+                Engine::new(model.clone(), Options { slots, prompts, ..Options::default() }).expect("an engine");
             assert_eq!(eager.generate(&requests, |_, _| ()).expect("texts"), expected, "{name}");
         }
     }

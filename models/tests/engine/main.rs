@@ -1,5 +1,6 @@
 //! Texts that join a batch and leave it: each is what it is alone.
 
+mod pages;
 mod slots;
 #[path = "../spoiled/mod.rs"]
 mod spoiled;
@@ -144,11 +145,17 @@ fn request(rng: &mut Rng) -> Request {
     }
 }
 
-/// Requests join, are cancelled before, while and after their prompts are read, and end; the rest is what each is alone.
-fn random(engine: &mut Engine<Decoder>, expected: &mut Engine<Decoder>, seed: u64, requests: usize) {
-    let mut rng = Rng::with_seed(seed);
+/// Requests join, are cancelled before, while and after their prompts are read, and end; the rest is what each is alone. After how many
+/// steps texts waited on the host.
+fn random(
+    engine: &mut Engine<Decoder>,
+    expected: &mut Engine<Decoder>,
+    seed: u64,
+    request: fn(&mut Rng) -> Request,
+) -> usize {
+    let (mut rng, requests) = (Rng::with_seed(seed), 12);
     let mut waiting: VecDeque<Request> = (0..requests).map(|_| request(&mut rng)).collect();
-    let mut texts = Vec::new();
+    let (mut texts, mut aside) = (Vec::new(), 0);
     while !waiting.is_empty() || engine.live() > 0 {
         while engine.free() > 0 && rng.bool() {
             let Some(request) = waiting.pop_front() else { break };
@@ -160,6 +167,7 @@ fn random(engine: &mut Engine<Decoder>, expected: &mut Engine<Decoder>, seed: u6
         }
         let interrupts = rng.u32(0..4);
         engine.step(|_| rng.u32(0..4) < interrupts).expect("it runs");
+        aside += usize::from(engine.aside() > 0);
     }
     for (index, (request, hears, text)) in texts.iter().enumerate() {
         let text = text.lock().expect("no test panicked");
@@ -174,6 +182,8 @@ fn random(engine: &mut Engine<Decoder>, expected: &mut Engine<Decoder>, seed: u6
         assert_eq!(text.end, alone.end.filter(|_| is_whole), "request {index} of seed {seed}");
     }
     assert_eq!(texts.len(), requests);
+    assert_eq!(engine.pages().map(|(held, _)| held), Some(0), "a page is lost, seed {seed}");
+    aside
 }
 
 #[test]
@@ -182,7 +192,9 @@ fn each_sequence_writes_what_it_writes_alone() {
     let mut expected = eager(&model, 1);
     for (slots, seeds) in [(1, 0..1), (2, 1..3), (3, 3..7), (5, 7..12), (8, 12..16)] {
         let mut engine = eager(&model, slots);
-        seeds.for_each(|seed| random(&mut engine, &mut expected, seed, 12));
+        seeds.for_each(|seed| {
+            assert_eq!(random(&mut engine, &mut expected, seed, request), 0, "there are pages for all")
+        });
     }
 }
 
@@ -192,7 +204,7 @@ fn executors_write_the_same() {
     let mut expected = eager(&model, 1);
     let mut engine = replayed(&model, 4);
     assert_eq!(engine.eager(), [""; 0]);
-    (100..103).for_each(|seed| random(&mut engine, &mut expected, seed, 12));
+    (100..103).for_each(|seed| assert_eq!(random(&mut engine, &mut expected, seed, request), 0));
 }
 
 /// Texts of several lengths, all of which do not fit into the slots at once.
@@ -206,7 +218,7 @@ fn prompts_that_are_read_together_give_the_same_texts() {
     let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&mut one, request).tokens).collect();
     for (slots, prompts, is_replayed) in [(4, 1, false), (4, 2, true), (5, 3, false), (8, 8, true)] {
         let builder = is_replayed.then(OparaExecutor::builder);
-        let mut engine = engine(&model, Options { slots, prompts, builder });
+        let mut engine = engine(&model, Options { slots, prompts, builder, ..Options::default() });
         let mut told = vec![Vec::new(); requests.len()];
         let texts = engine.generate(&requests, |index, token| told[index].push(token)).expect("texts");
         assert_eq!(texts, expected, "{prompts} of {slots}");
@@ -280,7 +292,6 @@ fn parts_that_were_read_are_not_read_again() {
     let long: Vec<u32> = (0..300).map(|at| at * 5 % 96).collect();
     let of = |prompt: &[u32], most| Request { prompt: prompt.to_vec(), most, ..Request::default() };
     assert_eq!(alone(&mut engine, &of(&long, 5)).cached, 0);
-    // In the slot that has them.
     let other = [&long[..270], &[1, 2, 3]].concat();
     for (prompt, cached) in [(&long[..], 256), (&other, 256), (&long[..256], 128), (&long[..257], 256), (&long[1..], 0)]
     {

@@ -2,74 +2,14 @@
 
 use std::sync::Arc;
 
-use candle::{DType, Device, Tensor};
+use candle::{DType, Tensor};
 use fastrand::Rng;
 use opara_candle::ops::Sampling;
 use opara_candle::OparaExecutor;
 use opara_models::decoder::{Config, Decoder};
-use opara_models::engine::{End, Engine, Options, Part, Request, TextError, TextModel};
+use opara_models::engine::{End, Memory, Options, Part, Request, TextError, TextModel};
 
 use super::{alone, eager, engine, model, replayed, request, spoiled, Kept, CONTEXT, CPU};
-
-/// A decoder with a memory more, which is not contiguous: it cannot be copied.
-struct Uncopied(Arc<Decoder>);
-
-impl TextModel for Uncopied {
-    const IS_CAUSAL: bool = true;
-
-    fn device(&self) -> &Device {
-        CPU
-    }
-
-    fn vocab(&self) -> usize {
-        self.0.vocab()
-    }
-
-    fn part(&self) -> usize {
-        self.0.part()
-    }
-
-    fn first_position(&self, prompt: usize) -> usize {
-        self.0.first_position(prompt)
-    }
-
-    fn fits(&self, prompt: usize, answer: usize) -> Result<(), TextError> {
-        self.0.fits(prompt, answer)
-    }
-
-    fn memory(&self, texts: usize) -> candle::Result<Vec<Tensor>> {
-        Ok([self.0.memory(texts)?, vec![Tensor::zeros((2, texts), DType::F32, CPU)?.t()?]].concat())
-    }
-
-    fn read(&self, part: &Part, memory: &[Tensor]) -> candle::Result<Tensor> {
-        self.0.read(part, &memory[..memory.len() - 1])
-    }
-
-    fn step(&self, tokens: &Tensor, positions: &Tensor, memory: &[Tensor]) -> candle::Result<Tensor> {
-        TextModel::step(&*self.0, tokens, positions, &memory[..memory.len() - 1])
-    }
-}
-
-#[test]
-fn a_slot_into_which_half_a_text_was_copied_is_read_anew() {
-    let mut engine =
-        Engine::new(Arc::new(Uncopied(model())), Options { slots: 2, ..Options::default() }).expect("memory");
-    let [first, other] = [1, 2].map(|start| {
-        let prompt = (0..140).map(|at| (at * 7 + start) % 96).collect();
-        Request { prompt, most: 20, ..Request::default() }
-    });
-    let expected = alone(&mut engine, &first).tokens;
-    assert_eq!(alone(&mut engine, &first).cached, 128);
-    // In the other slot, so that what was read has to be copied for the next one.
-    let (kept, _) = Kept::new(usize::MAX);
-    engine.add(other.clone(), kept).expect("a slot is free");
-    engine.step(|_| true).expect("it runs");
-    let (kept, _) = Kept::new(usize::MAX);
-    assert!(matches!(engine.add(other, kept), Err(TextError::Candle(_))));
-    assert_eq!((engine.live(), engine.free()), (1, 1));
-    let again = alone(&mut engine, &first);
-    assert_eq!((again.tokens, again.cached), (expected, 0));
-}
 
 fn resident() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").expect("Linux tells it");
@@ -131,7 +71,8 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
         }
     }
     // Beside it, where both prompts are read together.
-    let mut engine = engine(&model, Options { slots: 2, prompts: 2, builder: Some(OparaExecutor::builder()) });
+    let mut engine =
+        engine(&model, Options { slots: 2, prompts: 2, builder: Some(OparaExecutor::builder()), ..Options::default() });
     for (text, expected) in &texts {
         let mut told = Vec::new();
         let both = [strange.clone(), text.clone()];
@@ -204,7 +145,7 @@ fn what_a_part_is_filled_up_with_is_not_seen() {
         assert!(!expected.contains(&0), "{expected:?}");
         assert_eq!(of(&strange), expected, "behind {n} tokens");
         let of = |model: &Arc<Decoder>| {
-            let mut engine = engine(model, Options { slots: 2, prompts: 2, builder: None });
+            let mut engine = engine(model, Options { slots: 2, prompts: 2, ..Options::default() });
             let beside = Request { prompt: vec![3; 129], ..text.clone() };
             engine.generate(&[text.clone(), beside], |_, _| ()).expect("texts").swap_remove(0)
         };
@@ -212,9 +153,13 @@ fn what_a_part_is_filled_up_with_is_not_seen() {
     }
 }
 
-/// What a text remembers, as numbers: of each place, all layers.
-fn places(memory: &[Tensor], text: usize) -> Vec<Vec<f32>> {
-    let by_place = memory.iter().map(|layer| layer.narrow(0, text, 1)?.permute((3, 0, 1, 2, 4))?.flatten_from(1));
+/// What a text remembers in some pages, as numbers: of each place, all layers.
+fn places(memory: &Memory, pages: &[u32]) -> Vec<Vec<f32>> {
+    let by_place = |layer: &Tensor| {
+        let own = layer.index_select(&Tensor::new(pages, CPU)?, 0)?.permute((0, 3, 1, 2, 4))?;
+        own.flatten_from(2)?.flatten(0, 1)
+    };
+    let by_place = memory.tensors.iter().map(by_place);
     let by_place = by_place.collect::<candle::Result<Vec<_>>>().expect("layers");
     Tensor::cat(&by_place, 1).and_then(|t| t.to_vec2()).expect("numbers")
 }
@@ -222,9 +167,11 @@ fn places(memory: &[Tensor], text: usize) -> Vec<Vec<f32>> {
 #[test]
 fn reading_and_writing_touch_nothing_of_other_texts() {
     let (model, part) = (model(), TextModel::part(&*model()));
-    let memory = model.memory(3).expect("memory");
+    let memory = Memory::new(&*model, 3, 1, 15).expect("memory");
+    let tables = [[4u32, 9, 3, 16, 12], [10, 2, 5, 11, 15], [7, 6, 8, 13, 14]];
+    memory.set_pages(tables.iter().map(|table| &table[..])).expect("tables");
     let numbers = |of: &[usize]| Tensor::from_iter(of.iter().map(|n| *n as u32), CPU).expect("numbers");
-    let all = || [0, 1, 2].map(|text| places(&memory, text));
+    let all = || tables.map(|table| places(&memory, &table));
     // So many tokens of each text, behind those that it has; then one more of each.
     let ids = |count| Tensor::full(5u32, (3, count), CPU).expect("tokens");
     let mut starts = [0; 3];

@@ -133,7 +133,7 @@ pub use attention::attention;
 pub(crate) use attention::{attention_backward_of_scores, attention_of_scores, AttentionGradients, Bias, Scores};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use batch_norm::{batch_moments, batch_norm, batch_norm_backward};
-pub use cached_attention::{cached_attention, CachedAttention, NewTokens};
+pub use cached_attention::{cached_attention, CachedAttention, NewTokens, PAGE};
 pub use cat::{cat, cat_sums};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use column_sums::{activation_derivative, column_sums, in_sums};
@@ -151,6 +151,7 @@ pub use embedding::embedding;
 pub(crate) use embedding::embedding_backward;
 #[cfg(feature = "cuda")]
 pub(crate) use error_totals::{error_totals, ErrorTotals};
+pub use few_rows::alike_rows;
 pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act};
 pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};

@@ -21,6 +21,7 @@ pub(super) struct TextFamilies {
     tokens: Family<OfKind, Counter>,
     sequences: Family<OfState, Gauge>,
     slots: Family<OfModel, Gauge>,
+    pages: Family<OfState, Gauge>,
     first: Family<OfModel, Histogram>,
     between: Family<OfModel, Histogram>,
 }
@@ -33,12 +34,15 @@ impl TextFamilies {
             tokens: Family::default(),
             sequences: Family::default(),
             slots: Family::default(),
+            pages: Family::default(),
             first: Family::new_with_constructor(seconds as fn() -> _),
             between: Family::new_with_constructor(seconds as fn() -> _),
         };
         registry.register("text_tokens", "Tokens of prompts, of these cached, and written", families.tokens.clone());
         registry.register("text_sequences", "Texts that are written, and that wait", families.sequences.clone());
         registry.register("text_slots", "Texts that may be written at once", families.slots.clone());
+        let help = "Pages of 64 tokens of keys and values that texts have, and all of them";
+        registry.register("text_pages", help, families.pages.clone());
         let help = "Seconds from a request to its first token";
         registry.register("text_first_token_seconds", help, families.first.clone());
         registry.register("text_between_tokens_seconds", "Seconds between two tokens", families.between.clone());
@@ -49,6 +53,7 @@ impl TextFamilies {
         let model = OfModel { model: name.to_owned() };
         let tokens = |kind| self.tokens.get_or_create_owned(&OfKind { model: name.to_owned(), kind });
         let state = |state| self.sequences.get_or_create_owned(&OfState { model: name.to_owned(), state });
+        let pages = |state| self.pages.get_or_create_owned(&OfState { model: name.to_owned(), state });
         TextMetrics {
             prompt: tokens("prompt"),
             cached: tokens("cached"),
@@ -56,6 +61,8 @@ impl TextFamilies {
             running: state("running"),
             waiting: state("waiting"),
             slots: self.slots.get_or_create_owned(&model),
+            held_pages: pages("held"),
+            pages: pages("all"),
             first: self.first.get_or_create_owned(&model),
             between: self.between.get_or_create_owned(&model),
         }
@@ -71,6 +78,8 @@ pub struct TextMetrics {
     pub(crate) running: Gauge,
     pub(crate) waiting: Gauge,
     pub(crate) slots: Gauge,
+    pub(crate) held_pages: Gauge,
+    pub(crate) pages: Gauge,
     pub(crate) first: Histogram,
     pub(crate) between: Histogram,
 }

@@ -21,10 +21,8 @@ type Of = fn(&TextMetrics) -> Box<dyn EncodeMetric>;
 const METRICS: [(&str, &str, Of); 9] = [
     ("vllm:num_requests_running", "Texts that are written", |of| Box::new(of.running.clone())),
     ("vllm:num_requests_waiting", "Texts that wait", |of| Box::new(of.waiting.clone())),
-    // A text that is written has a slot for a whole context.
-    ("vllm:kv_cache_usage_perc", "Slots that texts have, as a fraction of all", |of| {
-        let (running, slots) = (of.running.get() as f64, of.slots.get().max(1) as f64);
-        Box::new(ConstGauge::new((running / slots).min(1.)))
+    ("vllm:kv_cache_usage_perc", "Pages of keys and values that texts have, as a fraction of all", |of| {
+        Box::new(ConstGauge::new(of.held_pages.get() as f64 / of.pages.get().max(1) as f64))
     }),
     ("vllm:prompt_tokens", "Tokens of prompts", |of| Box::new(of.prompt.clone())),
     ("vllm:generation_tokens", "Tokens that were written", |of| Box::new(of.written.clone())),

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use opara_models::engine::{End, Guidance, Likelihoods, Listener};
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc::{unbounded_channel, UnboundedReceiver, UnboundedSender};
 
 use super::guide::Guide;
@@ -36,7 +37,8 @@ pub(super) struct Delivery {
     metrics: TextMetrics,
     /// When the request came, then when its latest token did.
     since: Instant,
-    has_begun: bool,
+    /// What it is counted as.
+    counted: Option<Gauge>,
     has_token: bool,
     /// Of the token that comes next.
     likelihoods: Option<Likelihoods>,
@@ -53,11 +55,13 @@ pub(super) struct Receiver {
 
 pub(super) fn channel(metrics: TextMetrics, guide: Option<Box<dyn Guide>>) -> (Delivery, Receiver) {
     let (sender, events) = unbounded_channel();
+    metrics.waiting.inc();
+    let counted = Some(metrics.waiting.clone());
     let delivery = Delivery {
         events: sender,
         metrics,
         since: Instant::now(),
-        has_begun: false,
+        counted,
         has_token: false,
         likelihoods: None,
         guide,
@@ -85,18 +89,19 @@ impl Delivery {
         let _ = self.events.send(Event::Ended(Err(error)));
     }
 
-    /// Is no longer counted among the running ones.
+    /// Is no longer counted among those that wait or are written.
     fn leave(&mut self) {
-        if std::mem::take(&mut self.has_begun) {
-            self.metrics.running.dec();
+        if let Some(counted) = self.counted.take() {
+            counted.dec();
         }
     }
 }
 
 impl Listener for Delivery {
     fn begin(&mut self, cached: usize) {
-        self.has_begun = true;
+        self.leave();
         self.metrics.running.inc();
+        self.counted = Some(self.metrics.running.clone());
         self.metrics.cached.inc_by(cached as u64);
         let _ = self.events.send(Event::Begun { cached });
     }

@@ -1,7 +1,7 @@
 //! Texts from a decoder, for many requests at once, by continuous batching.
 //!
 //! A [`Writer`] owns a tokenizer, a bounded queue and a thread for each device, with an [`Engine`](opara_models::engine::Engine) of so
-//! many slots. Requests join its batch and leave it at every step. An [`Answer`] is the text as it comes.
+//! many slots, and of pages of keys and values. Requests join its batch and leave it at every step. An [`Answer`] is the text as it comes.
 //!
 //! ```
 //! use candle::{DType, Device};
@@ -9,7 +9,7 @@
 //! use opara_serve::generate::{Prompt, KvBudget, TextDecoder, Wanted, Writer};
 //!
 //! let decoder = TextDecoder::random(7)?; // or TextDecoder::open("model.gguf".as_ref())?
-//! let budget = KvBudget { sequences: 4, context: 256, dtype: DType::F32 };
+//! let budget = KvBudget { sequences: 4, context: 256, bytes: None, models: 1, dtype: DType::F32 };
 //! let engine = decoder.engine(budget, &Device::Cpu, None)?;
 //! let writer = Writer::start(vec![engine], decoder.text().clone(), 100, TextMetrics::default());
 //! let prompt = writer.encode(Prompt::Text("once upon".into()))?;

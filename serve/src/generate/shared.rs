@@ -54,7 +54,6 @@ impl Shared {
         }
         let cost = (waiting.request.prompt.len() + waiting.request.most) as u64;
         state.queue.push(0, client, cost, waiting);
-        self.metrics.waiting.set(state.queue.len() as i64);
         drop(state);
         self.work.notify_one();
         Ok(())
@@ -72,7 +71,6 @@ impl Shared {
                 let Some(waiting) = state.queue.take_one(|waiting| waiting.delivery.is_gone()) else { break };
                 taken.push(waiting);
             }
-            self.metrics.waiting.set(state.queue.len() as i64);
             match taken.is_empty() && is_idle {
                 false => return Some(taken),
                 true if state.is_draining => return None,
@@ -97,7 +95,6 @@ impl Shared {
         state.workers -= 1;
         if state.workers == 0 {
             state.queue.drain().for_each(|waiting| waiting.delivery.fail(Error::NoDevice));
-            self.metrics.waiting.set(0);
         }
     }
 

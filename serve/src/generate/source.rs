@@ -6,10 +6,13 @@ use std::sync::Arc;
 use candle::{DType, Device};
 use opara_candle::Builder;
 use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Text};
-use opara_models::engine::{Engine, Options};
+use opara_models::engine::{Engine, Options, TextModel};
 use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
+
+/// Prompts that are read together at most, each a part at a time: texts that are written wait for that.
+const PROMPTS: usize = 8;
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
@@ -29,8 +32,13 @@ pub struct TextDecoder {
 pub struct KvBudget {
     /// Texts at once.
     pub sequences: usize,
-    /// Tokens of each, prompt and answer together.
+    /// Tokens of the longest, prompt and answer together.
     pub context: usize,
+    /// Bytes of keys and values of all texts. Default: as many as all of them need at their longest, or, if that is less, four fifths of what
+    /// is free once the weights are loaded, divided by the number of models.
+    pub bytes: Option<u64>,
+    /// Models that share the device.
+    pub models: usize,
     /// Type of weights and activations. Quantised weights stay so on the CPU.
     pub dtype: DType,
 }
@@ -85,6 +93,11 @@ impl TextDecoder {
         matches!(self.weights, Weights::Seeded(_))
     }
 
+    /// Whether its matrices are quantised.
+    pub fn is_quantized(&self) -> bool {
+        matches!(self.weights, Weights::Gguf(_))
+    }
+
     /// What the model is.
     pub fn config(&self) -> &Config {
         &self.config
@@ -98,21 +111,30 @@ impl TextDecoder {
     /// The model on a device, ready to write, by executors with these settings, whose graphs are built, or eagerly.
     ///
     /// # Errors
-    /// A context that is longer than the model's, no room on the device, weights that do not fit, and what building an executor
-    /// may fail with.
+    /// A context that is longer than the model's, no room on the device for the weights and one text, fewer bytes for keys and values than
+    /// one text needs, weights that do not fit, and what building an executor may fail with.
     pub fn engine(&self, budget: KvBudget, device: &Device, builder: Option<Builder>) -> Result<Engine<Decoder>> {
-        let KvBudget { sequences, context, dtype } = budget;
+        let KvBudget { sequences, context, bytes, dtype, .. } = budget;
         let model = match &self.weights {
-            Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, sequences, context)?,
+            Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, 1, context)?,
             Weights::Checkpoint(checkpoint) => {
-                Decoder::of_checkpoint(checkpoint, &self.config, dtype, device, sequences, context)?
+                Decoder::of_checkpoint(checkpoint, &self.config, dtype, device, 1, context)?
             }
             Weights::Seeded(seed) => {
-                self.config.fits(sequences, context, dtype, device)?;
+                self.config.fits(1, context, dtype, device)?;
                 Decoder::load(opara_weights::seeded(*seed, dtype, device), &self.config, context)?
             }
         };
-        let options = Options { slots: sequences, builder, ..Options::default() };
+        let longest = model.pages().unwrap_or(0);
+        let pages = match bytes {
+            Some(bytes) => (bytes / model.page_bytes()) as usize,
+            None => {
+                let most = model.free_bytes()?.unwrap_or(u64::MAX) / 5 * 4 / budget.models.max(1) as u64;
+                (most / model.page_bytes()).max(longest as u64) as usize
+            }
+        };
+        let pages = Some(pages.min(sequences * longest));
+        let options = Options { slots: sequences, most_prompts: PROMPTS, pages, builder, ..Options::default() };
         let mut engine = Engine::new(Arc::new(model), options)?;
         engine.build()?;
         Ok(engine)

@@ -11,7 +11,7 @@ use crate::batch::{EngineError, Error};
 
 /// Writes texts until the writer has drained or the engine's device is lost.
 pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) {
-    let mut ends = Ends::new();
+    let (mut ends, mut held) = (Ends::new(), 0);
     while let Some(joining) = shared.take(engine.free(), engine.live() == 0) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             joining.into_iter().try_for_each(|waiting| add(engine, waiting))?;
@@ -20,6 +20,7 @@ pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) 
             ends.note(before - engine.live(), shared);
             result
         }));
+        note_pages(engine, &mut held, shared);
         let error = match result {
             Ok(Ok(())) => continue,
             Ok(Err(error)) => engine_error(error),
@@ -27,12 +28,20 @@ pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) 
         };
         // Texts that are under way are lost; others may come.
         engine.fail(&error.to_string());
+        note_pages(engine, &mut held, shared);
         if error.is_fatal() {
             tracing::error!(%error, worker, "a device is lost: its worker ends");
             return shared.lose_worker();
         }
         tracing::error!(%error, worker, "texts failed");
     }
+}
+
+/// Counts the pages that texts have now, where `held` were counted before: other workers count theirs.
+fn note_pages(engine: &Engine<Decoder>, held: &mut i64, shared: &Shared) {
+    let now = engine.pages().map_or(0, |(held, _)| held as i64);
+    shared.metrics.held_pages.inc_by(now - *held);
+    *held = now;
 }
 
 /// Gives a request a slot. Requests were checked before.

@@ -36,6 +36,7 @@ impl Writer {
         let of_a_token = text.bytes_of_a_token().unwrap_or(usize::MAX);
         let most_bytes = of_a_token.saturating_mul(model.context());
         metrics.slots.set(engines.iter().map(|engine| engine.free() as i64).sum());
+        metrics.pages.set(engines.iter().map(|engine| engine.pages().map_or(0, |(_, all)| all as i64)).sum());
         let shared = Arc::new(Shared::new(engines.len(), limit, metrics));
         let start = |(worker, mut engine): (usize, Engine<Decoder>)| {
             let shared = shared.clone();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{ensure, Context, Result};
 use candle::Device;
+use opara_candle::ops::alike_rows;
 use opara_candle::OparaExecutor;
 use opara_models::engine::Engine;
 use opara_weights::Checkpoint;
@@ -156,14 +157,20 @@ impl Load {
         if !decoder.text().has_template() {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
-        let budget = settings.kv_budget(decoder.config().max_positions);
+        // By default a text's bits do not depend on the load.
+        let mut sequences = if decoder.is_quantized() { 8 } else { usize::MAX };
+        for device in devices {
+            sequences = sequences.min(if device.is_cpu() { 4 } else { alike_rows(settings.dtype(), device)? });
+        }
+        let budget = settings.kv_budget(decoder.config().max_positions, sequences);
         let engine = |device: &Device| decoder.engine(budget, device, Some(OparaExecutor::builder()));
         let engines = devices.iter().map(engine).collect::<Result<Vec<_>, _>>()?;
         for reason in engines.iter().flat_map(Engine::eager) {
             tracing::warn!(model = name, reason, "it runs eagerly");
         }
         let KvBudget { sequences, context, .. } = budget;
-        tracing::info!(model = name, sequences, context, "its graphs are built");
+        let pages = engines.iter().filter_map(|engine| Some(engine.pages()?.1)).min();
+        tracing::info!(model = name, sequences, context, pages, "its graphs are built");
         let writer = Writer::start(engines, decoder.text().clone(), settings.queue_rows(), registry.texts(name));
         Ok(Arc::new(GenerationModel::new(writer, registry.model(name))))
     }

@@ -3,6 +3,7 @@
 
 mod generation;
 mod one_query;
+mod pages;
 mod places;
 mod quantized;
 mod rows;
@@ -128,13 +129,19 @@ fn attend(of: CachedAttention, case: Case, dtype: DType, tolerance: f64, device:
             let shape = (batch, tokens, (heads + 2 * kv_heads) * head_dim);
             let (qkv, of_qkv) = both(&(waves(20 + step, shape)? * 2.)?, dtype, device)?;
             let norms = has_norms.then_some((&q, &k));
-            let new =
-                NewTokens { qkv: &qkv, start: &start, rotary: angles.as_ref(), norms, by_distance: bias.as_ref() };
+            let new = NewTokens {
+                qkv: &qkv,
+                start: &start,
+                pages: None,
+                rotary: angles.as_ref(),
+                norms,
+                by_distance: bias.as_ref(),
+            };
             let expected = ops::cached_attention(&of, &cache, new)?;
             let start = start.to_device(device)?;
             let norms = has_norms.then_some((&of_q, &of_k));
             let (rotary, by_distance) = (table.as_ref(), of_bias.as_ref());
-            let new = NewTokens { qkv: &of_qkv, start: &start, rotary, norms, by_distance };
+            let new = NewTokens { qkv: &of_qkv, start: &start, pages: None, rotary, norms, by_distance };
             let got = ops::cached_attention(&of, &of_cache, new)?;
             // Scores of many places differ by more, and exponentials of such differences round by more.
             assert_near(&got, &expected, if capacity > 2000 { tolerance.max(3e-5) } else { tolerance }, &at);
@@ -200,7 +207,14 @@ fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
         let qkv = Tensor::zeros((1, tokens, 8 * 64), DType::F16, &device)?;
         for start in [15u32, 16, 1 << 20, u32::MAX] {
             let start = Tensor::new(&[start], &device)?;
-            let new = NewTokens { qkv: &qkv, start: &start, rotary: Some(&rotary), norms: None, by_distance: None };
+            let new = NewTokens {
+                qkv: &qkv,
+                start: &start,
+                pages: None,
+                rotary: Some(&rotary),
+                norms: None,
+                by_distance: None,
+            };
             ops::cached_attention(&of, &cache, new)?;
         }
     }
@@ -253,7 +267,14 @@ fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::R
             let (position, cache) = (&state[0], &state[1]);
             ops::advance(position, 1)?;
             let qkv = ops::norm_linear(&x[0], None, &weight, None, None)?;
-            let new = NewTokens { qkv: &qkv, start: position, rotary: Some(&table), norms: None, by_distance: None };
+            let new = NewTokens {
+                qkv: &qkv,
+                start: position,
+                pages: None,
+                rotary: Some(&table),
+                norms: None,
+                by_distance: None,
+            };
             Ok(vec![ops::cached_attention(&of, cache, new)?])
         };
         let cache = waves(5, (1, 2, 2, 64, 64))?.to_dtype(DType::F16)?.to_device(&device)?;

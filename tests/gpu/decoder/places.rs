@@ -5,10 +5,10 @@ use opara_candle::ops::{self, CachedAttention, NewTokens};
 
 use crate::common::{gpu, same_bits, waves, CPU};
 
-const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+pub(super) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Heads, heads of keys, and elements of a head: of kernels for tensor cores and others, of clusters and single blocks, and of no kernel.
-const HEADS: [(usize, usize, usize); 11] = [
+pub(super) const HEADS: [(usize, usize, usize); 11] = [
     (4, 2, 32),
     (4, 2, 48),
     (8, 2, 64),
@@ -57,7 +57,14 @@ impl Case {
     fn attend(&self, cache: &Tensor, starts: &[u32]) -> Result<Tensor> {
         let start = Tensor::new(starts, cache.device())?;
         let by_distance = self.by_distance.as_ref();
-        let new = NewTokens { qkv: &self.qkv, start: &start, rotary: Some(&self.rotary), norms: None, by_distance };
+        let new = NewTokens {
+            qkv: &self.qkv,
+            start: &start,
+            pages: None,
+            rotary: Some(&self.rotary),
+            norms: None,
+            by_distance,
+        };
         ops::cached_attention(&self.of, cache, new)
     }
 
@@ -155,7 +162,8 @@ fn large_scores_choose_a_place() -> Result<()> {
             let both = Tensor::stack(&[earlier_k, earlier_v], 0)?.unsqueeze(0)?.to_dtype(dtype)?.to_device(&device)?;
             room.slice_set(&both.contiguous()?, 3, 0)?;
             let at = Tensor::new(&[start as u32], &device)?;
-            let tokens_of = NewTokens { qkv: &qkv, start: &at, rotary: None, norms: None, by_distance: None };
+            let tokens_of =
+                NewTokens { qkv: &qkv, start: &at, pages: None, rotary: None, norms: None, by_distance: None };
             let got = ops::cached_attention(&of, &room, tokens_of)?.to_device(CPU)?.to_dtype(DType::F64)?;
             let got = got.reshape((tokens, of_keys, of_heads / of_keys, dim))?;
             // The last tokens see most.

@@ -26,6 +26,19 @@ impl Listener for Sent {
     }
 }
 
+/// Sends tokens with the number of their text.
+pub(super) struct Told(pub mpsc::Sender<(usize, u32)>, pub usize);
+
+impl Listener for Told {
+    fn token(&mut self, token: u32) -> bool {
+        self.0.send((self.1, token)).is_ok()
+    }
+
+    fn end(&mut self, end: End) {
+        assert!(!matches!(end, End::Failed(_)), "{end:?}");
+    }
+}
+
 fn request(rng: &mut Rng) -> Request {
     // Some begin alike, for more than a part.
     let same = (0..rng.usize(0..3) * 130 + 1).map(|at| at as u32 % 96);
@@ -38,7 +51,7 @@ fn request(rng: &mut Rng) -> Request {
 /// By executors or eagerly.
 fn engine(model: &Arc<Decoder>, slots: usize, is_replayed: bool) -> Result<Engine<Decoder>> {
     let builder = is_replayed.then(OparaExecutor::builder);
-    Ok(Engine::new(model.clone(), Options { slots, prompts: 1, builder })?)
+    Ok(Engine::new(model.clone(), Options { slots, builder, ..Options::default() })?)
 }
 
 #[test]

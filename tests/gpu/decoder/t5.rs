@@ -76,7 +76,8 @@ fn replayed_steps_write_what_eager_ones_write() -> Result<()> {
             let requests: Vec<Request> = prompts.into_iter().map(request).collect();
             let texts = Arc::new(Texts::new(model.clone(), len, 40)?);
             for (slots, prompts) in [(4, 4), (3, 1), (1, 1)] {
-                let engine = |builder| Engine::new(texts.clone(), Options { slots, prompts, builder });
+                let engine =
+                    |builder| Engine::new(texts.clone(), Options { slots, prompts, builder, ..Options::default() });
                 let (mut fast, mut eager) = (engine(Some(OparaExecutor::builder()))?, engine(None)?);
                 let expected = eager.generate(&requests, |_, _| ())?;
                 for _ in 0..2 {

@@ -5,16 +5,17 @@
 
 template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS>
 __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,
-                            const float *rotary, const float *by_distance, T *cache, T *y) {
+                            const unsigned *pages, const float *rotary, const float *by_distance, T *cache, T *y) {
     const unsigned kv = blockIdx.x, item = blockIdx.y, group = of.heads / of.kv_heads, dim = of.dim;
     const Share<LANES, HEADS> my(group, dim);
     trigger_dependents();
     // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
     const unsigned at = min(position, limit - 1), end = at + 1;
-    T *keys = cache + ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim;
-    T *values = keys + (size_t)of.kv_heads * of.capacity * dim;
-    const CachePositions<T> places = {keys, values, dim, dim, of.window && end > of.window ? end - of.window : 0, end};
+    const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
+    const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
+    auto key = [&](unsigned p) { return in.keys + in.at(p); };
+    auto value = [&](unsigned p) { return key(p) + in.to_values; };
     const Turn turn(my.first, my.lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
     auto bias = [&](unsigned p) {
         return by_distance ? by_distance[(size_t)(kv * group + my.head) * of.distances + (at - p)] : 0.f;
@@ -35,13 +36,13 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
         }
         // A token beyond the end is not written: its row would be that of the last place.
         if (is_its_place && position < limit && my.warp == 0 && my.sub == 0 && my.is_there) {
-            store_narrow(keys + (size_t)at * dim + my.first, own.key);
-            store_narrow(values + (size_t)at * dim + my.first, own.value);
+            store_narrow(key(at) + my.first, own.key);
+            store_narrow(value(at) + my.first, own.value);
         }
         return own;
     };
-    attend<T, LANES, HEADS, BLOCKS, true>(my, places, at, group, dim, of.scale, 0, y + ((size_t)item * of.heads + kv * group) * dim,
-                                          bias, begin);
+    attend<T, LANES, HEADS, BLOCKS, true>(my, oldest, end, at, group, dim, of.scale, 0, y + ((size_t)item * of.heads + kv * group) * dim,
+                                          key, value, bias, begin);
 }
 
 // OF_PROCESSOR blocks of a multiprocessor: two leave a thread half the registers, which is worth it where there are more blocks than
@@ -50,10 +51,10 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
     extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, OF_PROCESSOR)                                       \
         opara_attention_cached_##SHAPE##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,       \
             unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
-            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
-            const float *by_distance, T *cache, T *y) {                                                                \
+            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages, \
+            const float *rotary, const float *by_distance, T *cache, T *y) {                                           \
         const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, distances, scale, eps};            \
-        step<T, LANES, HEADS, BLOCKS>(of, qkv, q_scale, k_scale, start, rotary, by_distance, cache, y);                \
+        step<T, LANES, HEADS, BLOCKS>(of, qkv, q_scale, k_scale, start, pages, rotary, by_distance, cache, y);         \
     }
 #define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \
     KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, 1, LANES##x##HEADS)                                                \

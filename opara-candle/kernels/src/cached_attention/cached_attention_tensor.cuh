@@ -80,7 +80,7 @@ __device__ inline void join(unsigned warps, unsigned group, unsigned dim, const 
 // Heads of DIM elements at most. Of a warp's ring, a slot has the keys or the values of its 16 places; both take turns in it.
 template <typename T, unsigned DIM, unsigned BLOCKS>
 __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,
-                                            const float *rotary, T *cache, T *y) {
+                                            const unsigned *pages, const float *rotary, T *cache, T *y) {
     // A row's vectors of 16 bytes, and those of a slot and of a new row: eight of these lie in different banks.
     constexpr unsigned UNITS = DIM / EACH, SLOT = PLACES * UNITS, NEW_ROW = UNITS + 1, RINGS = NEW_ROWS * NEW_ROW;
     extern __shared__ uint4 dynamic[];
@@ -97,19 +97,18 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
     const unsigned share = (end - oldest + BLOCKS - 1) / BLOCKS, begin = oldest + block * share;
     const unsigned stop = min(end, begin + share), tiles = begin < stop ? (stop - begin + PLACES - 1) / PLACES : 0;
-    T *keys = cache + ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim;
-    T *values = keys + (size_t)of.kv_heads * of.capacity * dim;
+    const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
     unsigned asked = 0, asked_at = ring;
     auto ask = [&] {
         const unsigned tile = asked / 2 * WARPS + warp, unit = lane % UNITS;
-        const T *from = (asked % 2 ? values : keys) + unit * EACH;
+        const T *from = in.keys + (asked % 2 ? in.to_values : 0) + unit * EACH;
         if (tile < tiles)
 #pragma unroll
             for (unsigned n = 0; n < PLACES; n += 32 / UNITS) {
                 const unsigned row = n + lane / UNITS, place = begin + tile * PLACES + row;
                 // The new one is not read back from where it is written to. What is not read is zero: weights of zero have no NaN.
                 const bool is_read = place < stop && place != at && unit * EACH < dim;
-                copy_async(dynamic + asked_at + row * UNITS + (unit ^ row % 8), from + (size_t)place * dim, is_read);
+                copy_async(dynamic + asked_at + row * UNITS + (unit ^ row % 8), from + (is_read ? in.at(place) : 0), is_read);
             }
         commit();
         asked++, asked_at = asked_at + SLOT == ring_end ? ring : asked_at + SLOT;
@@ -138,7 +137,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     if (row < NEW_ROWS) store(reinterpret_cast<T *>(dynamic + row * NEW_ROW) + first, own);
     // A token beyond the end is not written: its row would be that of the last place.
     const bool is_written = position < limit && begin <= at && at < stop && is_there && row >= KEY;
-    if (is_written) store((row == KEY ? keys : values) + (size_t)at * dim + first, own);
+    if (is_written) store(in.keys + (row == KEY ? 0 : in.to_values) + in.at(at) + first, own);
     __syncthreads();
 
     unsigned q[UNITS / 4][4];
@@ -225,10 +224,10 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     extern "C" __global__ void CLUSTER(SHARES) __launch_bounds__(THREADS, OF_PROCESSOR)                                \
         opara_attention_cached_tensor_##DIM##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,  \
             unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
-            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,   \
-            const float *by_distance, T *cache, T *y) {                                                                \
+            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages, \
+            const float *rotary, const float *by_distance, T *cache, T *y) {                                           \
         const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, distances, scale, eps};            \
-        step_on_tensor_cores<T, DIM, SHARES>(of, qkv, q_scale, k_scale, start, rotary, cache, y);                      \
+        step_on_tensor_cores<T, DIM, SHARES>(of, qkv, q_scale, k_scale, start, pages, rotary, cache, y);               \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
     KERNEL(T, NAME, 64, 4)                                                                                             \

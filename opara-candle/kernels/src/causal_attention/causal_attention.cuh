@@ -8,6 +8,7 @@
 #pragma once
 #include "cluster.cuh"
 #include "dependent.cuh"
+#include "pages.cuh"
 #include "rows.cuh"
 #include "tile.cuh"
 
@@ -22,6 +23,15 @@ constexpr unsigned SHARES = 4;
 struct Sizes {
     unsigned tokens, heads, sharing, capacity, end, window;
     float scale;
+};
+
+// Keys, or values, of the places before `count`, whose heads have `size` elements.
+template <typename T> struct Places {
+    const T *at;
+    unsigned count, size;
+    const Cache<const T> &in;
+
+    __device__ size_t of(unsigned place) const { return in.at(place); }
 };
 
 // The two rows of a block that a lane has.
@@ -140,7 +150,8 @@ __device__ inline void join(const float (&out)[D][4], const State &state, float 
 
 // With tiles of KEYS places.
 template <typename T, unsigned DIM, unsigned KEYS, unsigned BLOCKS>
-__device__ inline void causal_attention(Sizes of, const T *q, const T *cache, const unsigned *start, T *y) {
+__device__ inline void causal_attention(Sizes of, const T *q, const T *cache, const unsigned *start,
+                                        const unsigned *pages, T *y) {
     constexpr unsigned SLOT = KEYS * Tile<DIM, T>::PITCH;
     constexpr int D = WIDTH<DIM, T> / DEPTH<T>, COLUMNS = WIDTH<DIM, T> / 8;
     // Keys and values take turns in three slots: two are on their way while one is used.
@@ -159,8 +170,7 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     const unsigned tiles = (end - begin + KEYS - 1) / KEYS, share = (tiles + BLOCKS - 1) / BLOCKS;
     const unsigned active = (tiles + share - 1) / share, own_first = begin + split * share * KEYS;
     const unsigned own_tiles = split < active ? min(share, tiles - split * share) : 0;
-    const Tokens<T> keys = {cache + ((size_t)item * 2 * kv_heads + kv) * of.capacity * DIM, end, DIM, DIM};
-    const Tokens<T> values = {keys.at + (size_t)kv_heads * of.capacity * DIM, end, DIM, DIM};
+    const Cache<const T> in(cache, pages, item, kv, kv_heads, of.capacity, DIM);
     // The warp's first and last row, and the lane's, whose places beyond the end of the window are hidden.
     const unsigned row_of_warp = first_row + warp * OF_WARP, span = of.window ? of.window : 1u << 31;
     const unsigned first_of_warp = place_of(row_of_warp), last_of_warp = place_of(row_of_warp + OF_WARP - 1);
@@ -174,8 +184,10 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     if (BLOCKS > 1 && active == 1 && split > 0) return;
     unsigned asked = 0, asked_at = 0;
     auto ask = [&] {
-        if (asked < 2 * own_tiles)
-            Tile<DIM, T>{room + asked_at}.template fill<KEYS, THREADS>(asked % 2 ? values : keys, own_first + asked / 2 * KEYS);
+        if (asked < 2 * own_tiles) {
+            const Places<T> from = {in.keys + (asked % 2 ? in.to_values : 0), end, DIM, in};
+            Tile<DIM, T>{room + asked_at}.template fill<KEYS, THREADS>(from, own_first + asked / 2 * KEYS);
+        }
         commit();
         asked++, asked_at = asked_at == 2 * SLOT ? 0 : asked_at + SLOT;
     };
@@ -255,9 +267,9 @@ __device__ inline void causal_attention(Sizes of, const T *q, const T *cache, co
     extern "C" __global__ void CLUSTER(BLOCKS) __launch_bounds__(THREADS, OF_PROCESSOR)                                \
         opara_attention_causal_##NAME(unsigned numel, unsigned tokens, unsigned heads, unsigned sharing,               \
                                       unsigned capacity, unsigned end, unsigned window, float scale, const T *q,       \
-                                      const T *cache, const unsigned *start, T *y) {                                   \
+                                      const T *cache, const unsigned *start, const unsigned *pages, T *y) {            \
         const Sizes of = {tokens, heads, sharing, capacity, end, window, scale};                                       \
-        causal_attention<T, DIM, KEYS, BLOCKS>(of, q, cache, start, y);                                                \
+        causal_attention<T, DIM, KEYS, BLOCKS>(of, q, cache, start, pages, y);                                         \
     }
 // The second one, with clusters, where there are any.
 #if __CUDA_ARCH__ >= 900

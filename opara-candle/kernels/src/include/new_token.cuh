@@ -1,6 +1,7 @@
 // What becomes of a new token's queries, keys and values before anything attends, and the sizes of a launch: for kernels that write a
 // cache of keys and values.
 #pragma once
+#include "pages.cuh"
 #include "places.cuh"
 
 template <typename T> __device__ inline void store_narrow(T *to, const float (&from)[EACH]) {

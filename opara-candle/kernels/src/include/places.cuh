@@ -46,14 +46,6 @@ template <unsigned LANES, unsigned HEADS> struct Share {
           turn(warp / HEADS), is_there(first < dim && head < group) {}
 };
 
-// Keys and values of one head; those of position t are at `t * key_stride` and `t * value_stride`.
-template <typename T> struct CachePositions {
-    const T *keys, *values;
-    size_t key_stride, value_stride;
-    // The positions that the query sees: from `oldest` up to `end`.
-    unsigned oldest, end;
-};
-
 // The softmax so far of one query head, and the sum of values by it: of a lane its elements of that.
 struct State {
     float most = LOWEST, sum = 0, value[EACH] = {};
@@ -77,16 +69,18 @@ struct Query {
     float q[EACH] = {}, key[EACH] = {}, value[EACH] = {};
 };
 
-// What the query heads of `group` see, into y. `bias` gives what is added to the score of a place; it is asked for before the kernel
-// waits for its predecessors, as the places are. `begin` gives the query after that, and is told whether place `at` is this block's;
-// IS_NEW says that there is such a place. `cap` limits scores, if it is not 0.
-template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Bias, typename Begin>
-__device__ inline void attend(const Share<LANES, HEADS> &my, const CachePositions<T> &of, unsigned at, unsigned group, unsigned dim,
-                              float scale, float cap, T *y, Bias bias, Begin begin) {
+// What the query heads of `group` see, into y: of the places from `oldest` up to `end`, whose elements are where `key` and `value` say.
+// `bias` gives what is added to the score of a place. All this is asked for before the kernel waits for its predecessors; `begin` gives the
+// query after that, and is told whether place `at` is this block's. IS_NEW says that there is such a place. `cap` limits scores, if it is
+// not 0.
+template <typename T, unsigned LANES, unsigned HEADS, unsigned BLOCKS, bool IS_NEW, typename Key, typename Value, typename Bias,
+          typename Begin>
+__device__ inline void attend(const Share<LANES, HEADS> &my, unsigned oldest, unsigned end, unsigned at, unsigned group, unsigned dim,
+                              float scale, float cap, T *y, Key key, Value value, Bias bias, Begin begin) {
     constexpr unsigned TURNS = WARPS / HEADS, AT_ONCE = 32 / LANES, STEP = TURNS * AT_ONCE, AHEAD = 4;
     const unsigned block = BLOCKS == 1 ? 0 : blockIdx.z;
-    const unsigned share = (of.end - of.oldest + BLOCKS - 1) / BLOCKS, start = of.oldest + block * share;
-    const unsigned stop = min(of.end, start + share);
+    const unsigned share = (end - oldest + BLOCKS - 1) / BLOCKS, start = oldest + block * share;
+    const unsigned stop = min(end, start + share);
     struct Asked {
         Vec<T, EACH> key[AHEAD], value[AHEAD];
         float added[AHEAD];
@@ -101,11 +95,12 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, const CachePosition
             asked.added[a] = bias(p);
             // The new one is not read back from where it is written to.
             if (IS_NEW && p == at) continue;
+            const T *its_key = key(p), *its_value = value(p);
 #pragma unroll
             for (unsigned part = 0; part < EACH / WIDE<T>; part++) {
                 const unsigned element = my.first + part * WIDE<T>;
-                const Vec<T, WIDE<T>> k = load<T, WIDE<T>>(of.keys + p * of.key_stride + element);
-                const Vec<T, WIDE<T>> v = load<T, WIDE<T>>(of.values + p * of.value_stride + element);
+                const Vec<T, WIDE<T>> k = load<T, WIDE<T>>(its_key + element);
+                const Vec<T, WIDE<T>> v = load<T, WIDE<T>>(its_value + element);
 #pragma unroll
                 for (unsigned n = 0; n < WIDE<T>; n++)
                     asked.key[a].at[part * WIDE<T> + n] = k.at[n], asked.value[a].at[part * WIDE<T> + n] = v.at[n];

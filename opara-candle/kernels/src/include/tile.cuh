@@ -10,6 +10,8 @@ template <int DIM, typename T> constexpr int WIDTH = (DIM + DEPTH<T> - 1) / DEPT
 template <typename T> struct Tokens {
     const T *at;
     unsigned count, pitch, size;
+
+    __device__ size_t of(unsigned token) const { return (size_t)token * pitch; }
 };
 
 // A tile in shared memory. The padding of 16 bytes after each row puts the elements of a column into different banks.
@@ -21,14 +23,14 @@ template <int DIM, typename T> struct Tile {
 
     // Starts the asynchronous copy of COUNT tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros, and
     // so do elements past a row's size.
-    template <unsigned COUNT, unsigned THREADS> __device__ void fill(const Tokens<T> &from, unsigned first) const {
+    template <unsigned COUNT, unsigned THREADS, typename From> __device__ void fill(const From &from, unsigned first) const {
         constexpr unsigned ALL = COUNT * LOADS;
 #pragma unroll
         for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
             const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
             if (ALL % THREADS != 0 && i >= ALL) break;
             const bool there = token < from.count && column < from.size;
-            copy_async(row(i / LOADS) + column, from.at + (there ? (size_t)token * from.pitch + column : 0), there);
+            copy_async(row(i / LOADS) + column, from.at + (there ? from.of(token) + column : 0), there);
         }
     }
 };

@@ -7,17 +7,19 @@
 template <typename T, unsigned LANES>
 __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigned heads, unsigned kv_heads, unsigned dim,
                                         unsigned pairs, unsigned positions, unsigned capacity, float eps, const T *qkv,
-                                        const T *q_scale, const T *k_scale, const unsigned *start, const float *rotary,
-                                        T *cache, T *y) {
+                                        const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages,
+                                        const float *rotary, T *cache, T *y) {
     const unsigned rows = heads + 2 * kv_heads, all = numel / (heads * dim) * rows;
     const unsigned own = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, row = min(own, all - 1);
     const unsigned of_all = row / rows, head = row % rows, item = of_all / tokens, token = of_all % tokens;
     const unsigned lane = threadIdx.x % 32, first = lane % LANES * EACH;
     const bool is_there = own < all && first < dim, is_query = head < heads, is_value = head >= heads + kv_heads;
     trigger_dependents();
-    // Where the token stands, and what turns it: no kernel before this one writes them.
+    // Where the token stands, its page, and what turns it: no kernel before this one writes them.
     const unsigned end = min(capacity, positions), at = min(start[item], end) + token;
     const Turn turn(first, lane, pairs, rotary + (size_t)min(at, end - 1) * 2 * pairs);
+    const Cache<T> in(cache, pages, item, is_query ? 0 : head - heads, kv_heads, capacity, dim);
+    const size_t to = is_there && !is_query && at < end ? in.at(at) : 0;
     wait_for_predecessors();
     float v[EACH] = {}, unchanged[EACH];
     if (is_there) load_wide(qkv + (size_t)row * dim + first, v);
@@ -33,7 +35,7 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
         store_narrow(y + ((size_t)of_all * heads + head) * dim + first, v);
     } else if (at < end) {
         // Keys of all heads come before their values.
-        store_narrow(cache + (((size_t)item * 2 * kv_heads + head - heads) * capacity + at) * dim + first, v);
+        store_narrow(in.keys + to + first, v);
     }
 }
 
@@ -41,9 +43,9 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
     extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_new_tokens_##LANES##_##NAME(               \
         unsigned numel, unsigned tokens, unsigned heads, unsigned kv_heads, unsigned dim, unsigned pairs,              \
         unsigned positions, unsigned capacity, float eps, const T *qkv, const T *q_scale, const T *k_scale,            \
-        const unsigned *start, const float *rotary, T *cache, T *y) {                                                  \
+        const unsigned *start, const unsigned *pages, const float *rotary, T *cache, T *y) {                           \
         write_new_tokens<T, LANES>(numel, tokens, heads, kv_heads, dim, pairs, positions, capacity, eps, qkv, q_scale, \
-                                   k_scale, start, rotary, cache, y);                                                  \
+                                   k_scale, start, pages, rotary, cache, y);                                           \
     }
 #define ALL_NEW_TOKENS(T, NAME)                                                                                        \
     NEW_TOKENS(T, NAME, 8)                                                                                             \

@@ -14,14 +14,17 @@ __device__ inline void one_query(unsigned heads, unsigned dim, unsigned keys, St
     const Share<LANES, HEADS> my(1, dim);
     auto of_head = [&](Strides of) { return (size_t)item * of.item + (size_t)head * of.head; };
     trigger_dependents();
-    const CachePositions<T> places = {k + of_head(of_k), v + of_head(of_v), of_k.place, of_v.place, 0, keys};
+    k += of_head(of_k), v += of_head(of_v);
+    auto key = [&](unsigned p) { return k + (size_t)p * of_k.place; };
+    auto value = [&](unsigned p) { return v + (size_t)p * of_v.place; };
     auto bias = [&](unsigned p) { return added ? widen(added[of_head(of_bias) + p]) : 0.f; };
     auto begin = [&](bool) {
         Query own;
         if (my.is_there) load_wide(q + of_head(of_q) + my.first, own.q);
         return own;
     };
-    attend<T, LANES, HEADS, BLOCKS, false>(my, places, 0, 1, dim, scale, cap, y + ((size_t)item * heads + head) * dim, bias, begin);
+    attend<T, LANES, HEADS, BLOCKS, false>(my, 0, keys, 0, 1, dim, scale, cap, y + ((size_t)item * heads + head) * dim, key, value, bias,
+                                           begin);
 }
 
 #define ATTENTION(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS)                                                             \

@@ -204,6 +204,34 @@ pub(crate) fn algorithms_of_sum(device: &CudaDevice, of: &ProductSum, most: usiz
     proposed(device, &Descriptors::of_sum(of, 0)?, of.dtype, most)
 }
 
+/// The algorithm for products of any of these sizes; `None` if it is none for one of them.
+pub(crate) fn for_all(device: &CudaDevice, algorithm: &Algorithm, of: &[Matmul]) -> Result<Option<Algorithm>> {
+    let mut workspace = 0;
+    for of in of {
+        let of = Descriptors::new(of, 0)?;
+        // SAFETY: all-zero results are valid, and all arguments are alive.
+        let (status, found) = unsafe {
+            let mut found = std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>();
+            let status = sys::cublasLtMatmulAlgoCheck(
+                handle(device)?,
+                of.operation.0,
+                of.weight.0,
+                of.x.0,
+                of.y.0,
+                of.y.0,
+                &algorithm.algorithm,
+                &mut found,
+            );
+            (status, found)
+        };
+        if status.result().is_err() || found.state.result().is_err() || found.workspaceSize as u64 > WORKSPACE_LIMIT {
+            return Ok(None);
+        }
+        workspace = workspace.max(found.workspaceSize);
+    }
+    Ok(Some(Algorithm { workspace, ..*algorithm }))
+}
+
 fn proposed(device: &CudaDevice, of: &Descriptors, dtype: DType, most: usize) -> Result<Vec<Algorithm>> {
     use sys::cublasLtMatmulPreferenceAttributes_t::*;
     const MAX: usize = 8;

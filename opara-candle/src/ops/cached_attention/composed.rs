@@ -2,8 +2,9 @@
 
 use candle::{DType, Result, Tensor, D};
 
-use super::operands::{CachedAttention, NewTokens};
-use crate::cpu::record::apply;
+use super::operands::{CachedAttention, NewTokens, PAGE};
+use super::pages;
+use crate::cpu::record::{apply, apply_in_place};
 use crate::ops::{attention, narrow, permute, reshape, rms_norm, softmax_last_dim, write_rows};
 
 pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
@@ -23,17 +24,27 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
         false => reshape(new.qkv, (batch, tokens, heads + 2 * kv_heads, head_dim))?,
     };
     let written = reshape(&narrow(&all, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
-    write_rows(cache, &permute(&written, &[0, 2, 3, 1, 4])?, &reshape(new.start, (batch, 1, 1))?)?;
-    let flops = 4 * (all.elem_count() * cache.dim(3)?) as u64;
-    let operands = [Some(&all), Some(cache), Some(new.start), new.by_distance];
+    let written = permute(&written, &[0, 2, 3, 1, 4])?;
+    match new.pages {
+        None => write_rows(cache, &written, &reshape(new.start, (batch, 1, 1))?)?,
+        Some(table) => {
+            apply_in_place("write_pages", &[cache, &written, new.start, table], |t| {
+                pages::write(t[0], t[1], t[2], t[3])
+            })?;
+        }
+    }
+    let flops = 4 * (all.elem_count() * new.capacity(cache)?) as u64;
+    let (has_pages, has_distances) = (new.pages.is_some(), new.by_distance.is_some());
+    let operands = [Some(&all), Some(cache), Some(new.start), new.pages, new.by_distance];
     apply("attend", &operands.into_iter().flatten().collect::<Vec<_>>(), flops, move |t| {
         // Keys and values came through the cache, without a gradient: that of the queries alone would be wrong.
         let t: Vec<Tensor> = t.iter().map(|t| t.detach()).collect();
         let t: Vec<&Tensor> = t.iter().collect();
-        let by_distance = t.get(3).copied();
+        let (pages, by_distance) = (has_pages.then(|| t[3]), has_distances.then(|| t[t.len() - 1]));
+        let new = NewTokens { qkv: t[0], start: t[2], pages, rotary: None, norms: None, by_distance };
         match t[1].device().is_cpu() {
-            true => by_position(&of, t[0], t[1], t[2], by_distance),
-            false => by_mask(&of, t[0], t[1], t[2], by_distance),
+            true => by_position(&of, t[0], t[1], &new),
+            false => by_mask(&of, t[0], t[1], &new),
         }
     })
 }
@@ -93,26 +104,27 @@ fn rotated(x: &Tensor, rows: &Tensor) -> Result<Tensor> {
 }
 
 /// The CPU looks at positions: each sequence by itself, over the places that its tokens see.
-fn by_position(
-    of: &CachedAttention,
-    turned: &Tensor,
-    cache: &Tensor,
-    start: &Tensor,
-    by_distance: Option<&Tensor>,
-) -> Result<Tensor> {
+fn by_position(of: &CachedAttention, turned: &Tensor, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
     let tokens = turned.dim(1)?;
     let mut results = Vec::new();
-    for (item, start) in start.to_vec1::<u32>()?.into_iter().enumerate() {
+    for (item, start) in new.start.to_vec1::<u32>()?.into_iter().enumerate() {
         let (start, end) = (start as usize, start as usize + tokens);
         let first = of.window.map_or(0, |window| (start + 1).saturating_sub(window));
-        let seen = cache.get(item)?.narrow(2, first, end - first)?;
+        let seen = match new.pages {
+            None => cache.get(item)?.narrow(2, first, end - first)?,
+            Some(pages) => {
+                let (page, after) = (first / PAGE, end.div_ceil(PAGE));
+                let own = pages::in_a_row(cache, &pages.narrow(0, item, 1)?.narrow(1, page, after - page)?)?;
+                own.get(0)?.narrow(2, first % PAGE, end - first)?
+            }
+        };
         let (k, v) = (seen.get(0)?.contiguous()?, seen.get(1)?.contiguous()?);
         // Heads that share keys follow one another, as rows of one product.
         let q = turned.get(item)?.narrow(1, 0, heads)?.affine(of.scale, 0.)?.transpose(0, 1)?;
         let q = q.reshape((kv_heads, heads / kv_heads * tokens, head_dim))?;
         let mut scores = q.contiguous()?.matmul(&k.t()?)?;
-        if let Some(table) = by_distance {
+        if let Some(table) = new.by_distance {
             let distance = |token: usize| (first..end).map(move |place| (start + token).saturating_sub(place) as u32);
             let distances = Tensor::from_iter((0..tokens).flat_map(distance), cache.device())?;
             let added = table.contiguous()?.index_select(&distances, 1)?.reshape(scores.shape())?;
@@ -137,19 +149,15 @@ fn by_position(
 /// All sequences over all places, of which a mask hides those that a token does not see. The first heads of `turned`,
 /// `(batch, tokens, heads or more, head_dim)`, are the queries. One token a sequence is computed sequence by sequence: a library chooses
 /// its kernels by how many there are, and a sequence's bits must not depend on the others.
-pub(super) fn by_mask(
-    of: &CachedAttention,
-    turned: &Tensor,
-    cache: &Tensor,
-    start: &Tensor,
-    by_distance: Option<&Tensor>,
-) -> Result<Tensor> {
+pub(super) fn by_mask(of: &CachedAttention, turned: &Tensor, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
     let CachedAttention { heads, kv_heads, head_dim, .. } = *of;
+    let NewTokens { start, by_distance, .. } = *new;
+    let cache = &new.pages.map_or_else(|| Ok(cache.clone()), |table| pages::in_a_row(cache, table))?;
     let (batch, tokens, capacity, group) = (turned.dim(0)?, turned.dim(1)?, cache.dim(3)?, heads / kv_heads);
     if tokens == 1 && batch > 1 {
         let one = |item| {
             let [turned, cache, start] = [turned, cache, start].map(|of| of.narrow(0, item, 1));
-            by_mask(of, &turned?, &cache?, &start?, by_distance)
+            by_mask(of, &turned?, &cache?, &NewTokens { start: &start?, pages: None, ..*new })
         };
         return Tensor::cat(&(0..batch).map(one).collect::<Result<Vec<_>>>()?, 0);
     }
@@ -240,15 +248,17 @@ mod tests {
             for window in [None, Some(5)] {
                 let of = CachedAttention { window, ..of };
                 for by_distance in [None, Some(&table)] {
-                    let expected = by_position(&of, &all, &cache, &start, by_distance)?;
-                    let got = by_mask(&of, &all, &cache, &start, by_distance)?;
+                    let new =
+                        NewTokens { qkv: &all, start: &start, pages: None, rotary: None, norms: None, by_distance };
+                    let expected = by_position(&of, &all, &cache, &new)?;
+                    let got = by_mask(&of, &all, &cache, &new)?;
                     let difference = (&got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
                     assert!(difference < 1e-5, "{tokens} tokens, {window:?}: {difference}");
                     for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                         let of_others = poisoned(&of, &cache, &start, tokens, poison)?;
-                        let beside = by_mask(&of, &all, &of_others, &start, by_distance)?;
+                        let beside = by_mask(&of, &all, &of_others, &new)?;
                         assert_eq!(bits(&beside)?, bits(&got)?, "{tokens} tokens, {window:?}, {poison}");
-                        let beside = by_position(&of, &all, &of_others, &start, by_distance)?;
+                        let beside = by_position(&of, &all, &of_others, &new)?;
                         assert_eq!(bits(&beside)?, bits(&expected)?, "{tokens} tokens, {window:?}, {poison}");
                     }
                 }
@@ -264,7 +274,7 @@ mod tests {
         for (tokens, start) in [(1, 6), (1, 7), (3, 4), (1, u32::MAX - 1)] {
             let (cache, qkv) = (before.copy()?, waves(2, &[2, tokens, 16])?);
             let start = Tensor::new(&[1, start], &Cpu)?;
-            let new = NewTokens { qkv: &qkv, start: &start, rotary: None, norms: None, by_distance: None };
+            let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary: None, norms: None, by_distance: None };
             assert!(super::cached_attention(&of, &cache, &new).is_err(), "{tokens} at {start}");
             assert_eq!(bits(&cache)?, bits(&before)?, "{tokens} at {start}");
         }
@@ -278,7 +288,9 @@ mod tests {
         let cache = Tensor::new(&[0f32, 0., 0., 0., 0., 1., 2., 3.], &Cpu)?.reshape((1, 2, 1, 4, 1))?;
         let all = Tensor::zeros((1, 1, 3, 1), DType::F32, &Cpu)?;
         let table = Tensor::new(&[[0f32, 2f32.ln(), 4f32.ln(), 100.]], &Cpu)?;
-        let y = by_position(&of, &all, &cache, &Tensor::new(&[2u32], &Cpu)?, Some(&table))?;
+        let (start, by_distance) = (Tensor::new(&[2u32], &Cpu)?, Some(&table));
+        let new = NewTokens { qkv: &all, start: &start, pages: None, rotary: None, norms: None, by_distance };
+        let y = by_position(&of, &all, &cache, &new)?;
         let y = y.flatten_all()?.to_vec1::<f32>()?[0];
         assert!((y - (4. * 0. + 2. * 1. + 2.) / 7.).abs() < 1e-6, "{y}");
         Ok(())

@@ -3,22 +3,23 @@
 use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use super::operands::CachedAttention;
+use super::operands::{CachedAttention, PAGE};
 use crate::cuda::driver::kernels::{expect, kernels, ptx, Capabilities};
 use crate::cuda::operator::places::{Split, THREADS};
 
 kernels! {
     /// One new token a sequence into the cache, and what it sees of that. Heads of the new tokens are queries, keys and values.
     Cached<T> = "opara_attention_cached_" for [f16 bf16 f32] needs [TensorCores] {
-        batch: grid [1], numel: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
+        batch: grid [1], cached: host, table: host, numel: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
         window: u32, distances: u32, scale: f32, eps: f32,
         qkv: wide in T [batch * (heads + 2 * kv_heads) * dim],
         q_norm: wide opt T [dim],
         k_norm: wide guarded T [dim],
         start: early in u32 [batch],
+        pages: early opt u32 [table],
         rotary: early wide guarded f32 [positions * 2 * pairs],
         by_distance: early opt f32 [heads * distances],
-        cache: early wide cache T [2 * batch * kv_heads * capacity * dim],
+        cache: early wide cache T [cached],
         y: out T [numel],
     }
 }
@@ -65,6 +66,8 @@ pub(super) struct Sizes {
     pub batch: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
+    /// Elements of the cache.
+    pub cached: usize,
     /// Pairs of elements that turn, and the positions that there are.
     pub pairs: usize,
     pub positions: usize,
@@ -78,7 +81,7 @@ impl Sizes {
         let Self { of, pairs, .. } = self;
         let split = Split::new(of.heads / of.kv_heads, of.head_dim, self.capacity)?;
         let is_there = self.batch > 0 && self.capacity > 0 && self.positions > 0;
-        let is_counted = self.batch <= 65_535 && self.cache() <= 1 << 40 && self.capacity <= i32::MAX as usize;
+        let is_counted = self.batch <= 65_535 && self.cached <= 1 << 40 && self.capacity <= i32::MAX as usize;
         let is_known = Cached::<()>::is_for(self.dtype);
         (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
     }
@@ -99,11 +102,6 @@ impl Sizes {
         (is_known && is_divided && fits_columns && capabilities.has_tensor_cores()).then_some(of)
     }
 
-    /// Elements of the cache.
-    fn cache(&self) -> usize {
-        2 * self.batch * self.of.kv_heads * self.capacity * self.of.head_dim
-    }
-
     /// Whether there is a kernel.
     pub fn is_known(&self) -> bool {
         self.kernel().is_some()
@@ -115,6 +113,8 @@ pub(super) struct Operands<'a, T> {
     /// Scales of the norms of queries and of keys.
     pub norms: Option<(&'a CudaView<'a, T>, &'a CudaView<'a, T>)>,
     pub start: &'a CudaView<'a, u32>,
+    /// The pages that each sequence has; without them the cache has one for each.
+    pub pages: Option<&'a CudaView<'a, u32>>,
     pub rotary: Option<&'a CudaView<'a, f32>>,
     /// What is added to scores, by query head and distance.
     pub by_distance: Option<&'a CudaView<'a, f32>>,
@@ -133,9 +133,9 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { of, dtype, batch, capacity, pairs, positions, distances } = *sizes;
+    let Sizes { of, dtype, batch, capacity, cached, pairs, positions, distances } = *sizes;
     let CachedAttention { heads, kv_heads, head_dim, scale, window, eps } = of;
-    let Operands { norms, start, rotary, by_distance, cache } = *operands;
+    let Operands { norms, start, pages, rotary, by_distance, cache } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
     let numel = batch * heads * head_dim;
     expect("the distances", by_distance.map_or(capacity, |_| distances), capacity)?;
@@ -167,6 +167,8 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     };
     Cached {
         batch,
+        cached,
+        table: batch * (capacity / PAGE),
         numel,
         heads,
         kv_heads,
@@ -182,6 +184,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         q_norm: norms.map(|(q, _)| q),
         k_norm: norms.map(|(_, k)| k),
         start,
+        pages,
         rotary,
         by_distance,
         cache,
@@ -203,6 +206,7 @@ mod tests {
             dtype,
             batch: 1,
             capacity,
+            cached: 2 * 2 * capacity * head_dim,
             pairs: 0,
             positions: capacity,
             distances: 0,

@@ -6,10 +6,11 @@ mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 mod operands;
+mod pages;
 
 use candle::{bail, DType, Result, Tensor};
 
-pub use self::operands::{CachedAttention, NewTokens};
+pub use self::operands::{CachedAttention, NewTokens, PAGE};
 use super::own_or;
 use crate::gradient;
 
@@ -17,8 +18,9 @@ use crate::gradient;
 /// grouped heads (Ainslie et al., "GQA", 2023), `(batch, tokens, heads * head_dim)`.
 ///
 /// Queries and keys are normalised and turned by their positions, if there are norms and a table for that. `cache` is `(batch, 2,
-/// kv_heads, capacity, head_dim)`, keys before values; `start + tokens` places of it are used. No size depends on positions, so one
-/// CUDA graph serves all lengths of text. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of
+/// kv_heads, capacity, head_dim)`, keys before values; `start + tokens` places of it are used. With a [table](NewTokens::pages) it is
+/// `(pages, 2, kv_heads, PAGE, head_dim)`, and sequences have the pages that the table gives them (Kwon et al., "PagedAttention", 2023);
+/// the bits are the same. No size depends on positions, so one CUDA graph serves all lengths of text, and all tables. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of
 /// a cluster, share the cache's places ("Flash-Decoding", Dao et al., 2023). Several tokens are two launches: what becomes of them, and
 /// attention on tensor cores, for types of 16 bits and heads of 32, 40, 64, 80, 96, 128 or 160 elements, up to the last place that is
 /// seen; otherwise, attention over all places with a mask.
@@ -30,7 +32,7 @@ use crate::gradient;
 /// let cache = Tensor::zeros((1, 2, 2, 16, 8), DType::F32, &Cpu)?; // (batch, 2, kv_heads, capacity, head_dim)
 /// let qkv = Tensor::zeros((1, 3, 64), DType::F32, &Cpu)?; // three new tokens
 /// let (start, rotary) = (Tensor::zeros(1, DType::U32, &Cpu)?, Tensor::zeros((16, 8), DType::F32, &Cpu)?);
-/// let new = NewTokens { qkv: &qkv, start: &start, rotary: Some(&rotary), norms: None, by_distance: None };
+/// let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary: Some(&rotary), norms: None, by_distance: None };
 /// assert_eq!(ops::cached_attention(&of, &cache, new)?.dims(), [1, 3, 32]);
 /// # Ok::<(), candle::Error>(())
 /// ```
@@ -40,7 +42,8 @@ use crate::gradient;
 /// positions stay below both: what is beyond the end is not written there, and its results are not defined.
 pub fn cached_attention(of: &CachedAttention, cache: &Tensor, new: NewTokens) -> Result<Tensor> {
     check(of, cache, &new)?;
-    let (scales, tables) = (new.norms.map_or([None; 2], |(q, k)| [Some(q), Some(k)]), [new.rotary, new.by_distance]);
+    let (scales, tables) =
+        (new.norms.map_or([None; 2], |(q, k)| [Some(q), Some(k)]), [new.pages, new.rotary, new.by_distance]);
     let operands: Vec<&Tensor> =
         [new.qkv, cache].into_iter().chain(scales.into_iter().chain(tables).flatten()).collect();
     let own = || gpu!(cuda::cached_attention(of, cache, &new));
@@ -58,11 +61,23 @@ fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
             "{elements} elements are not {heads} heads of queries and {kv_heads} of keys and of values, of {head_dim}"
         )
     }
-    let (b, two, h, capacity, d) = cache.dims5()?;
-    if (b, two, h, d) != (batch, 2, kv_heads, head_dim) || cache.dtype() != new.qkv.dtype() || !cache.is_contiguous() {
+    let (own, two, h, places, d) = cache.dims5()?;
+    let is_alike = (two, h, d) == (2, kv_heads, head_dim) && cache.dtype() == new.qkv.dtype() && cache.is_contiguous();
+    if !is_alike || if new.pages.is_some() { places != PAGE } else { own != batch } {
         let (found, dtype) = (cache.dims(), new.qkv.dtype());
-        bail!("a cache of {found:?}, not of ({batch}, 2, {kv_heads}, capacity, {head_dim}) in {dtype:?}, contiguous")
+        let of = if new.pages.is_some() {
+            ["pages".into(), PAGE.to_string()]
+        } else {
+            [batch.to_string(), "capacity".into()]
+        };
+        bail!("a cache of {found:?}, not of ({}, 2, {kv_heads}, {}, {head_dim}) in {dtype:?}, contiguous", of[0], of[1])
     }
+    if let Some(pages) =
+        new.pages.filter(|pages| pages.dims2().map_or(true, |(b, _)| b != batch) || pages.dtype() != DType::U32)
+    {
+        bail!("a table of pages of {:?} in {:?}, not of ({batch}, pages) in u32", pages.dims(), pages.dtype())
+    }
+    let capacity = new.capacity(cache)?;
     if new.start.dims() != [batch] || new.start.dtype() != DType::U32 {
         bail!("positions of {:?} in {:?}, not of [{batch}] in u32", new.start.dims(), new.start.dtype())
     }

@@ -1,6 +1,6 @@
 //! What attention over a cache is given.
 
-use candle::Tensor;
+use candle::{Result, Tensor};
 
 /// The sizes of attention over a cache, which are the same at every call.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -19,6 +19,9 @@ pub struct CachedAttention {
     pub eps: f32,
 }
 
+/// Places of a page of a cache that has [pages](NewTokens::pages).
+pub const PAGE: usize = 64;
+
 /// What attention over a cache takes besides its cache.
 #[derive(Debug, Clone, Copy)]
 pub struct NewTokens<'a> {
@@ -26,6 +29,9 @@ pub struct NewTokens<'a> {
     pub qkv: &'a Tensor,
     /// Where each sequence's first new token stands, as u32: `(batch)`.
     pub start: &'a Tensor,
+    /// The pages that each sequence's places are in, in this order, as u32: `(batch, pages)`. Sequences may share pages that none of them
+    /// writes to. On a GPU the caller sees to it that the cache has them: others are read and written outside of it.
+    pub pages: Option<&'a Tensor>,
     /// Cosines and, behind them, sines by position, in f32: `(positions, 2 * pairs)`. Elements `i` and `i + pairs` of a head turn
     /// together; what is behind `2 * pairs` stays.
     pub rotary: Option<&'a Tensor>,
@@ -34,4 +40,11 @@ pub struct NewTokens<'a> {
     /// What is added to the score of a token and a place that is so many tokens before it, in f32: `(heads, distances)`, with at least
     /// as many distances as the cache has places.
     pub by_distance: Option<&'a Tensor>,
+}
+
+impl NewTokens<'_> {
+    /// Places of a sequence.
+    pub(super) fn capacity(&self, cache: &Tensor) -> Result<usize> {
+        self.pages.map_or_else(|| cache.dim(3), |pages| Ok(pages.dim(1)? * PAGE))
+    }
 }

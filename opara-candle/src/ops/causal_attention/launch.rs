@@ -4,15 +4,17 @@ use candle::{bail, CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
+use crate::ops::PAGE;
 
 kernels! {
     /// What the queries of new tokens see of the cache; queries of `sharing` heads share keys and values.
     Causal<T> = "opara_attention_causal_" for [f16 bf16] needs [TensorCores] {
-        batch: grid [1], dim: host, numel: u32, tokens: u32, heads: u32, sharing: u32, capacity: u32, end: u32, window: u32,
+        batch: grid [1], cached: host, table: host, numel: u32, tokens: u32, heads: u32, sharing: u32, capacity: u32, end: u32, window: u32,
         scale: f32,
         q: wide in T [numel],
-        cache: wide in T [2 * batch * (heads / sharing) * capacity * dim],
+        cache: wide in T [cached],
         start: early in u32 [batch],
+        pages: opt u32 [table],
         y: out T [numel],
     }
 }
@@ -39,6 +41,8 @@ pub(in crate::ops) struct Sizes {
     /// Places of a sequence in the cache, and those of them that tokens may stand at: the first ones.
     pub capacity: usize,
     pub end: usize,
+    /// Elements of the cache.
+    pub cached: usize,
     /// How many places a token sees, its own included; all, if not given.
     pub window: Option<usize>,
     /// What scores are multiplied by.
@@ -48,11 +52,11 @@ pub(in crate::ops) struct Sizes {
 impl Sizes {
     /// Is there a kernel for these sizes?
     fn are_known(&self) -> bool {
-        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, window, scale } = *self;
+        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, window, scale } = *self;
         let is_size = matches!(head_dim, 32 | 40 | 64 | 80 | 96 | 128 | 160);
         let are_there = ![batch, tokens, heads, kv_heads, end].contains(&0) && window != Some(0);
         let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        let are_counted = batch <= 65_535 && self.numel() <= i32::MAX as usize && self.cache() <= 1 << 40;
+        let are_counted = batch <= 65_535 && self.numel() <= i32::MAX as usize && cached <= 1 << 40;
         let are_places = end <= capacity && capacity.max(window.unwrap_or(0)) <= i32::MAX as usize;
         let is_known = Causal::<()>::is_for(dtype);
         // The kernel scales scores after it has found the largest one.
@@ -73,11 +77,6 @@ impl Sizes {
 
     fn numel(&self) -> usize {
         self.batch * self.tokens * self.heads * self.head_dim
-    }
-
-    /// Elements of the cache.
-    fn cache(&self) -> usize {
-        2 * self.batch * self.kv_heads * self.capacity * self.head_dim
     }
 }
 
@@ -105,10 +104,10 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     sizes: &Sizes,
     q: &CudaView<T>,
     cache: &CudaView<T>,
-    start: &CudaView<u32>,
+    (start, pages): (&CudaView<u32>, Option<&CudaView<u32>>),
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim: dim, capacity, end, window, scale } = *sizes;
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, window, scale } = *sizes;
     if !sizes.are_known() {
         bail!("no kernel for {sizes:?}")
     }
@@ -120,13 +119,28 @@ pub(super) fn causal_attention<T: DeviceRepr>(
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: 0,
     };
-    let (numel, sharing, window, y) = (sizes.numel(), heads / kv_heads, window.unwrap_or(0), y.as_view_mut());
-    Causal { batch, dim, numel, tokens, heads, sharing, capacity, end, window, scale, q, cache, start, y }.launch(
-        device,
-        &format!("{dim}{shape}_{}", dtype.as_str()),
-        code,
-        config,
-    )
+    let (numel, table, sharing) = (sizes.numel(), batch * (capacity / PAGE), heads / kv_heads);
+    let (window, y) = (window.unwrap_or(0), y.as_view_mut());
+    let variant = format!("{head_dim}{shape}_{}", dtype.as_str());
+    let launch = Causal {
+        batch,
+        cached,
+        table,
+        numel,
+        tokens,
+        heads,
+        sharing,
+        capacity,
+        end,
+        window,
+        scale,
+        q,
+        cache,
+        start,
+        pages,
+        y,
+    };
+    launch.launch(device, &variant, code, config)
 }
 
 #[cfg(test)]
@@ -142,6 +156,7 @@ mod tests {
         head_dim: 64,
         capacity: 8192,
         end: 8192,
+        cached: 2 * 8 * 8192 * 64,
         window: None,
         scale: 0.125,
     };

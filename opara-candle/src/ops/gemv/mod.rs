@@ -10,9 +10,9 @@ pub(super) mod warpgroup;
 use candle::{bail, Result, Tensor, D};
 
 use super::differentiable::is_tracked;
-use super::few_rows::as_few;
+use super::few_rows::product_of_rows;
 use super::matmul::matmul_flops;
-use super::{add, linear, linear_act, mul, narrow, own_or, rms_norm, Activation, RmsScale};
+use super::{add, mul, narrow, own_or, rms_norm, Activation, RmsScale};
 use crate::cpu::record::apply;
 
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
@@ -24,7 +24,9 @@ use crate::cpu::record::apply;
 /// not fit into shared memory.
 ///
 /// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others: from two to 64 in f16 and
-/// bf16 on Hopper, for rows of a length that 16 bytes divide. One row alone may have another kernel, and so may each number of rows above.
+/// bf16 on Hopper, for rows of a length that 16 bytes divide ([`alike_rows`](super::alike_rows)). One row alone may have another kernel, and
+/// so may each number of rows above; but in 16 bits 128, 256, 512 and 1,024 rows have the same, if one of cuBLASLt's gives all of them the same
+/// bits.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -89,7 +91,7 @@ fn product(
         let own = || gpu!(cuda::norm_linear(x, norm, weight, bias, activation, residual));
         let composed = || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            let y = as_few(&x, |x| linear_act(x, weight, bias, activation))?;
+            let y = product_of_rows(&x, weight, bias, activation)?;
             residual.map_or_else(|| Ok(y.clone()), |residual| add(residual, &y))
         };
         if is_tracked(t) {
@@ -134,7 +136,7 @@ pub fn norm_gated(
         let own = || gpu!(cuda::norm_gated(x, norm, weight, bias, activation));
         let composed = || {
             let x = norm.map_or_else(|| Ok(x.clone()), |(scale, eps)| rms_norm(x, scale, eps))?;
-            gated(&as_few(&x, |x| linear(x, weight, bias))?, activation)
+            gated(&product_of_rows(&x, weight, bias, Activation::None)?, activation)
         };
         if is_tracked(t) {
             return composed();

@@ -57,6 +57,15 @@ const RESERVED: usize = 1 << 10;
 /// Code that says what the kernels were compiled for.
 pub(super) const CODE: &str = ptx::GEMV_WARPGROUP_BF16;
 
+/// Rows up to which a row's bits do not depend on how many there are; `None` where there are no such kernels.
+///
+/// # Errors
+/// A failed driver call.
+pub(in crate::ops) fn alike_rows(dtype: DType, device: &CudaDevice) -> Result<Option<usize>> {
+    let is_known = Product::<()>::is_for(dtype) && Product::<()>::runs_on(&Capabilities::of(device, CODE)?);
+    Ok(is_known.then_some(ROWS))
+}
+
 /// Sizes of such a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sizes {

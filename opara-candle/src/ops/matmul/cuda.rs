@@ -120,7 +120,7 @@ pub(super) fn linear(
 }
 
 /// Do cuBLASLt and this library's kernels compute the same as candle for these operands?
-fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
+pub(super) fn fits(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<bool> {
     let (columns, inner) = weight.dims2()?;
     let go_together = x.dims().last() == Some(&inner) && bias.is_none_or(|bias| bias.dims() == [columns]);
     if is_reduced(x.dtype()) || !takes(x, &[Some(weight), bias]) || !go_together || x.elem_count() == 0 || columns == 0
@@ -139,6 +139,18 @@ pub(super) fn is_reduced(dtype: DType) -> bool {
         DType::BF16 => cuda_backend::gemm_reduced_precision_bf16(),
         _ => true,
     }
+}
+
+/// The product by an algorithm of cuBLASLt, whose operands [fit](fits).
+pub(super) fn by_algorithm(
+    of: Matmul,
+    algorithm: Algorithm,
+    x: &Tensor,
+    weight: &Tensor,
+    shape: &[usize],
+) -> Result<Tensor> {
+    let implementation = Implementation::CublasLt(of, algorithm);
+    launched(Linear { of, implementation, weight: weight.clone(), bias: None }, x, shape)
 }
 
 struct Linear {

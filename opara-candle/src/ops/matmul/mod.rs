@@ -6,6 +6,8 @@ mod cpu;
 mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+#[cfg(feature = "cuda")]
+pub(super) mod parts;
 #[cfg(any(feature = "cuda", test))]
 mod sum;
 #[cfg(feature = "cuda")]

@@ -5,18 +5,20 @@ use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use crate::cuda::driver::kernels::{kernels, ptx};
 use crate::cuda::operator::places::{lanes, EACH, THREADS};
+use crate::ops::PAGE;
 
 kernels! {
     /// Keys and values of the new tokens into the cache, and their queries apart.
     New<T> = "opara_elementwise_new_tokens_" for [f16 bf16 f32] {
-        batch: host, numel: u32, tokens: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
+        batch: host, cached: host, table: host, numel: u32, tokens: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
         eps: f32,
         qkv: wide in T [batch * tokens * (heads + 2 * kv_heads) * dim],
         q_norm: wide opt T [dim],
         k_norm: wide guarded T [dim],
         start: early in u32 [batch],
+        pages: early opt u32 [table],
         rotary: early wide guarded f32 [positions * 2 * pairs],
-        cache: wide cache T [2 * batch * kv_heads * capacity * dim],
+        cache: wide cache T [cached],
         y: out T [numel],
     }
 }
@@ -36,6 +38,8 @@ pub(in crate::ops) struct Sizes {
     pub positions: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
+    /// Elements of the cache.
+    pub cached: usize,
     /// Epsilon, added to the mean square where heads are normalised.
     pub eps: f32,
 }
@@ -46,7 +50,7 @@ impl Sizes {
         let Self { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, .. } = *self;
         let lanes = lanes(head_dim)?;
         let are_there = ![batch, tokens, heads, kv_heads, head_dim, positions, capacity].contains(&0);
-        let are_counted = self.cache() <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
+        let are_counted = self.cached <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
         let is_known = New::<()>::is_for(dtype);
         (are_there && pairs.is_multiple_of(EACH) && are_counted && is_known).then_some(lanes)
     }
@@ -54,11 +58,6 @@ impl Sizes {
     /// Elements of the new tokens' queries, keys and values.
     fn read(&self) -> usize {
         self.batch * self.tokens * (self.heads + 2 * self.kv_heads) * self.head_dim
-    }
-
-    /// Elements of the cache.
-    fn cache(&self) -> usize {
-        2 * self.batch * self.kv_heads * self.capacity * self.head_dim
     }
 
     /// Whether there is a kernel.
@@ -72,6 +71,8 @@ pub(super) struct Operands<'a, T> {
     /// Scales of the norms of queries and of keys.
     pub norms: Option<(&'a CudaView<'a, T>, &'a CudaView<'a, T>)>,
     pub start: &'a CudaView<'a, u32>,
+    /// The pages that each sequence has; without them the cache has one for each.
+    pub pages: Option<&'a CudaView<'a, u32>>,
     pub rotary: Option<&'a CudaView<'a, f32>>,
     /// Is written to.
     pub cache: &'a CudaView<'a, T>,
@@ -88,8 +89,8 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, eps } = *sizes;
-    let Operands { norms, start, rotary, cache } = *operands;
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, cached, eps } = *sizes;
+    let Operands { norms, start, pages, rotary, cache } = *operands;
     let Some(lanes) = sizes.lanes() else { bail!("no kernel for {sizes:?}") };
     let rows = batch * tokens * (heads + 2 * kv_heads);
     let config = LaunchConfig {
@@ -99,6 +100,8 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     };
     New {
         batch,
+        cached,
+        table: batch * (capacity / PAGE),
         numel: batch * tokens * heads * head_dim,
         tokens,
         heads,
@@ -112,6 +115,7 @@ pub(super) fn new_tokens<T: DeviceRepr>(
         q_norm: norms.map(|(q, _)| q),
         k_norm: norms.map(|(_, k)| k),
         start,
+        pages,
         rotary,
         cache,
         y: y.as_view_mut(),
@@ -133,6 +137,7 @@ mod tests {
         pairs: 32,
         positions: 4096,
         capacity: 4096,
+        cached: 2 * 8 * 4096 * 64,
         eps: 0.,
     };
 
@@ -149,9 +154,10 @@ mod tests {
 
     #[test]
     fn more_elements_than_the_kernel_counts_have_none() {
-        assert!(Sizes { capacity: 1 << 20, ..LLAMA }.is_known());
+        assert!(Sizes { cached: 1 << 40, ..LLAMA }.is_known());
         let others = [
             Sizes { batch: 1 << 14, ..LLAMA },
+            Sizes { cached: (1 << 40) + 1, ..LLAMA },
             Sizes { capacity: 1 << 31, ..LLAMA },
             Sizes { batch: 0, ..LLAMA },
             Sizes { tokens: 0, ..LLAMA },

@@ -20,7 +20,14 @@ pub(super) fn cases() -> Vec<Case> {
                 let of = CachedAttention { heads: 4, kv_heads: 2, head_dim, scale: 0.5, window: None, eps: 1e-3 };
                 let cache = Tensor::zeros((t[0].dim(0)?, 2, 2, 8, head_dim), t[0].dtype(), &Cpu)?;
                 let rotary = t[2].to_dtype(DType::F32)?;
-                let new = NewTokens { qkv: &t[0], start: &t[1], rotary: Some(&rotary), norms: None, by_distance: None };
+                let new = NewTokens {
+                    qkv: &t[0],
+                    start: &t[1],
+                    pages: None,
+                    rotary: Some(&rotary),
+                    norms: None,
+                    by_distance: None,
+                };
                 ops::cached_attention(&of, &cache, new)
             },
         ),

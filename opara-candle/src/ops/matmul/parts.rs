@@ -1,0 +1,152 @@
+//! Products of parts of prompts, of [`PART`] rows each: a row's bits do not depend on how many parts there are. A library chooses its
+//! kernels by the number of rows, so one is chosen here for all.
+
+use std::cell::OnceCell;
+
+use candle::{CudaDevice, DType, Result, Tensor};
+
+use super::cuda::{by_algorithm, fits};
+use crate::cuda::driver::cublaslt::{self, Algorithm};
+use crate::cuda::driver::matmul::Matmul;
+use crate::cuda::operator::choice::{self, Choices};
+use crate::ops::{Activation, ProductPrecision};
+
+/// Rows of a part.
+const PART: usize = 128;
+
+/// How many parts there may be.
+const COUNTS: [usize; 4] = [1, 2, 4, 8];
+
+/// Algorithms that are tried, of those that cuBLASLt proposes for the fewest parts and for the most.
+const ALGORITHMS: usize = 6;
+
+/// How a product is computed.
+#[derive(Clone, Copy)]
+enum Way {
+    /// As others are: no algorithm gives all parts the same bits.
+    AsOthers,
+    Algorithm(Algorithm),
+}
+
+impl choice::Implementation for Way {
+    fn name(&self) -> String {
+        match self {
+            Self::AsOthers => "as others".into(),
+            Self::Algorithm(algorithm) => algorithm.name(),
+        }
+    }
+}
+
+/// For each product of one part.
+static WAYS: Choices<Matmul, Way> = Choices::new("product of parts");
+
+/// `x * weightᵀ` of 1, 2, 4 or 8 parts; `None` for other operands, and where no algorithm gives all numbers of parts the same bits.
+pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
+    let (columns, inner) = weight.dims2()?;
+    let rows = x.elem_count() / inner.max(1);
+    let are_parts = COUNTS.iter().any(|count| count * PART == rows);
+    if !are_parts
+        || !matches!(x.dtype(), DType::F16 | DType::BF16)
+        || !x.device().is_cuda()
+        || !fits(&x.contiguous()?, weight, None)?
+    {
+        return Ok(None);
+    }
+    let (device, x) = (x.device().as_cuda_device()?, &x.contiguous()?);
+    let of = Matmul {
+        dtype: x.dtype(),
+        precision: ProductPrecision::High,
+        rows: PART,
+        inner,
+        columns,
+        bias: false,
+        activation: Activation::None,
+    };
+    let trial = OnceCell::new();
+    let ways = || {
+        let trial = trial.get_or_init(|| Trial { of, weight, rows: rows_of(&of, x) });
+        let ways = trial.ways(device)?;
+        Ok(if ways.is_empty() { vec![(Way::AsOthers, 1.)] } else { ways })
+    };
+    let tried = |way| trial.get().map_or(Ok(()), |trial: &Trial| trial.run(way)).map(|()| way);
+    match WAYS.run(device, of, ways, || Ok(Way::AsOthers), tried)? {
+        Way::AsOthers => Ok(None),
+        Way::Algorithm(algorithm) => {
+            let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
+            by_algorithm(Matmul { rows, ..of }, algorithm, x, weight, &shape).map(Some)
+        }
+    }
+}
+
+/// Rows of the most parts, of various numbers.
+fn rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
+    let rows = COUNTS[COUNTS.len() - 1] * PART;
+    let number = |at: u32| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.;
+    let numbers = (0..(rows * of.inner) as u32).map(number);
+    Tensor::from_iter(numbers, &candle::Device::Cpu)?
+        .reshape((rows, of.inner))?
+        .to_dtype(of.dtype)?
+        .to_device(like.device())
+}
+
+/// What is tried on the weight of a product.
+struct Trial<'a> {
+    of: Matmul,
+    weight: &'a Tensor,
+    rows: Result<Tensor>,
+}
+
+impl Trial<'_> {
+    /// The product of `count` parts from one on.
+    fn product(&self, algorithm: Algorithm, first: usize, count: usize) -> Result<Tensor> {
+        let rows = self.rows.as_ref().map_err(|error| candle::Error::msg(error.to_string()))?;
+        let of = Matmul { rows: count * PART, ..self.of };
+        by_algorithm(of, algorithm, &rows.narrow(0, first * PART, of.rows)?, self.weight, &[of.rows, of.columns])
+    }
+
+    /// Those that give each part the same bits, whatever their number.
+    fn ways(&self, device: &CudaDevice) -> Result<Vec<(Way, f64)>> {
+        let mut known: Vec<Algorithm> = Vec::new();
+        for count in [COUNTS[COUNTS.len() - 1], COUNTS[0]] {
+            for algorithm in cublaslt::algorithms(device, &Matmul { rows: count * PART, ..self.of }, ALGORITHMS)? {
+                let all = COUNTS.map(|count| Matmul { rows: count * PART, ..self.of });
+                let Some(algorithm) = cublaslt::for_all(device, &algorithm, &all)? else { continue };
+                if known.iter().all(|known| known.name() != algorithm.name())
+                    && self.is_alike(algorithm).unwrap_or(false)
+                {
+                    known.push(algorithm);
+                }
+            }
+        }
+        Ok(known.into_iter().map(|algorithm| (Way::Algorithm(algorithm), 1.)).collect())
+    }
+
+    fn is_alike(&self, algorithm: Algorithm) -> Result<bool> {
+        let bytes = |y: &Tensor| -> Result<Vec<u16>> {
+            let y = y.flatten_all()?;
+            Ok(match y.dtype() {
+                DType::F16 => y.to_vec1::<half::f16>()?.into_iter().map(half::f16::to_bits).collect(),
+                _ => y.to_vec1::<half::bf16>()?.into_iter().map(half::bf16::to_bits).collect(),
+            })
+        };
+        for count in &COUNTS[1..] {
+            let all = self.product(algorithm, 0, *count)?;
+            for part in [0, count - 1] {
+                let alone = self.product(algorithm, part, 1)?;
+                if bytes(&all.narrow(0, part * PART, PART)?)? != bytes(&alone)? {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// What is measured: one part comes as often alone as it does among many.
+    fn run(&self, way: Way) -> Result<()> {
+        let Way::Algorithm(algorithm) = way else { return Ok(()) };
+        for count in [COUNTS[COUNTS.len() - 1], COUNTS[0], COUNTS[0], COUNTS[0]] {
+            self.product(algorithm, 0, count)?;
+        }
+        Ok(())
+    }
+}
