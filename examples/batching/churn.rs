@@ -16,6 +16,8 @@ pub struct Churn {
     pub sequences: usize,
     pub cancelled: usize,
     pub time: Duration,
+    /// Steps after which sequences waited on the host.
+    pub waited: usize,
     /// Bytes of the host and of the GPU that came on top after a tenth of the tokens.
     pub grown: [usize; 2],
 }
@@ -71,7 +73,8 @@ impl Churn {
         rng: &mut Rng,
         device: &Device,
     ) -> Result<Self> {
-        let (start, tally, mut sequences, mut level) = (Instant::now(), Arc::new(Tally::default()), 0, None);
+        let (start, tally, mut level) = (Instant::now(), Arc::new(Tally::default()), None);
+        let (mut sequences, mut waited) = (0, 0);
         let of = |number: &AtomicUsize| number.load(Ordering::Relaxed);
         loop {
             let is_over = of(&tally.tokens) >= tokens || start.elapsed().as_secs_f64() > seconds;
@@ -79,13 +82,16 @@ impl Churn {
                 let (request, alone) = &requests[rng.usize(0..requests.len())];
                 let wanted = if rng.u32(0..4) == 0 { rng.usize(1..=request.most) } else { usize::MAX };
                 let checked = Checked { alone: alone.clone(), at: 0, wanted, tally: tally.clone() };
-                engine.add(request.clone(), Box::new(checked))?;
+                // Half of them share what others with the same prompt have read.
+                let tenant = if rng.bool() { 0 } else { 1 + sequences as u64 };
+                engine.add(Request { tenant, ..request.clone() }, Box::new(checked))?;
                 sequences += 1;
             }
             if is_over && engine.live() == 0 {
                 break;
             }
             engine.step(|_| rng.u32(0..8) == 0)?;
+            waited += usize::from(engine.aside() > 0);
             if of(&tally.tokens) * 10 >= tokens && level.is_none() {
                 level = Some(used(device)?);
             }
@@ -98,8 +104,9 @@ impl Churn {
             cancelled + ended == sequences,
             "of {sequences} sequences {cancelled} were cancelled and {ended} ended"
         );
+        ensure!(engine.pages().is_none_or(|(held, _)| held == 0), "pages are lost: {:?}", engine.pages());
         let grown = [0, 1].map(|at| now[at].saturating_sub(level[at]));
-        Ok(Self { tokens: of(&tally.tokens), sequences, cancelled, time, grown })
+        Ok(Self { tokens: of(&tally.tokens), sequences, cancelled, time, waited, grown })
     }
 }
 

@@ -35,6 +35,14 @@ struct Args {
     #[arg(long, default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     slots: usize,
 
+    /// Pages of 64 tokens for all sequences. Default: enough for the longest ones. With few, sequences wait on the host.
+    #[arg(long)]
+    pages: Option<usize>,
+
+    /// Prompts that are read together at most, where that does not change a token.
+    #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
+    prompts: usize,
+
     /// Tokens to write, by all sequences together.
     #[arg(long, default_value_t = 500)]
     tokens: usize,
@@ -66,11 +74,17 @@ fn run() -> Result<()> {
 
     let config = Config::named(&args.random).context("the options allow known names alone")?;
     let context = 2 * args.longest;
-    config.fits(args.slots, context, options.dtype(), &device)?;
+    config.fits(if args.pages.is_some() { 1 } else { args.slots }, context, options.dtype(), &device)?;
     let load = |vb| Decoder::load(vb, &config, context).map_err(candle::Error::wrap);
     let model = Arc::new(options.load(None, &device, load, |_| Ok(()))?);
     let start = Instant::now();
-    let settings = EngineOptions { slots: args.slots, builder: Some(options.builder()), ..EngineOptions::default() };
+    let settings = EngineOptions {
+        slots: args.slots,
+        most_prompts: args.prompts,
+        pages: args.pages,
+        builder: Some(options.builder()),
+        ..EngineOptions::default()
+    };
     let mut engine = Engine::new(model, settings)?;
     engine.build()?;
     writeln!(out, "graphs built in {:.1} s", start.elapsed().as_secs_f64())?;
@@ -105,9 +119,10 @@ fn run() -> Result<()> {
         run.grown[0] >> 10,
         run.grown[1] >> 10
     )?;
+    writeln!(out, "{} steps ended while sequences waited on the host; all pages are free", run.waited)?;
     if options.json {
         let json = serde_json::json!({
-            "equal_to_alone": true, "speeds": speeds, "tokens": run.tokens, "sequences": run.sequences,
+            "equal_to_alone": true, "waited": run.waited, "speeds": speeds, "tokens": run.tokens, "sequences": run.sequences,
             "cancelled": run.cancelled, "seconds": run.time.as_secs_f64(), "host_growth_bytes": run.grown[0],
             "gpu_growth_bytes": run.grown[1],
         });

@@ -31,9 +31,8 @@ pub use opara_candle::ops::Sampling;
 use self::graphs::Graphs;
 use self::likelihoods::of_rows;
 use self::pages::Pages;
-use self::paging::Aside;
 use self::reading::Reading;
-use self::seat::Seat;
+use self::seat::{Aside, Seat};
 use self::sequence::Sequence;
 
 /// Writes texts for requests that come and go, each in a slot of one batch.
@@ -80,6 +79,8 @@ pub struct Engine<M> {
     added: u64,
     /// Whether the slots on the device are not as the host knows them.
     has_changed: bool,
+    /// Whether texts have pages that the device does not know of.
+    has_other_pages: bool,
 }
 
 /// How an [`Engine`] writes.
@@ -127,11 +128,11 @@ impl<M: TextModel> Engine<M> {
         if pages < needed {
             return Err(TextError::FewPages { pages, needed });
         }
-        let nobodys = Memory::nobodys(&*model, prompts.max(most));
         let graphs = Graphs::new(model, slots, [prompts, most], pages, options.builder)?;
         let seats = std::iter::repeat_with(Seat::default).take(slots).collect();
+        let nobodys = graphs.slots.memory.nobodys();
         let pages = Pages::new(nobodys + pages, nobodys);
-        Ok(Self { graphs, seats, pages, aside: Vec::new(), added: 0, has_changed: true })
+        Ok(Self { graphs, seats, pages, aside: Vec::new(), added: 0, has_changed: true, has_other_pages: true })
     }
 
     /// Builds all graphs: for reading, and for steps of all sizes, with marks of tokens and without.
@@ -354,10 +355,14 @@ impl<M: TextModel> Engine<M> {
         }
         let Some(last) = writing.last() else { return Ok(()) };
         let bucket = self.graphs.bucket(last + 1);
-        if self.has_changed {
-            self.graphs.slots.upload(&self.seats.iter().map(Seat::on_device).collect::<Vec<_>>())?;
-            self.has_changed = false;
+        let on_device = self.seats.iter().map(Seat::on_device);
+        match (self.has_changed, self.has_other_pages) {
+            (true, _) => self.graphs.slots.upload(&on_device.collect::<Vec<_>>())?,
+            // A step carries on all else.
+            (false, true) => self.graphs.slots.memory.set_pages(on_device.map(|slot| slot.pages))?,
+            (false, false) => {}
         }
+        (self.has_changed, self.has_other_pages) = (false, false);
         let mut free = self.free();
         let Self { graphs, seats, has_changed, .. } = self;
         let mut take = |seat: &mut Seat, token: u32, logits: Option<&[f32]>| {

@@ -1,12 +1,10 @@
 //! Whether a device has room for a model, asked before anything is loaded.
 
 use candle::{DType, Device};
-use opara_candle::ops::PAGE;
 
 use super::cache::Cache;
 use super::config::Config;
 use super::error::{DecoderError, Result};
-use super::Decoder;
 
 impl Config {
     /// Fails where a device has no room for weights in `dtype` and for the keys and values of `batch` texts of `context` tokens:
@@ -16,22 +14,6 @@ impl Config {
     /// [`DecoderError::NoRoom`] with the numbers; [`DecoderError::ContextTooLong`].
     pub fn fits(&self, batch: usize, context: usize, dtype: DType, device: &Device) -> Result<()> {
         check(self, self.parameters() * dtype.size_in_bytes() as u64, batch, context, dtype, device)
-    }
-}
-
-impl Decoder {
-    /// Bytes of the keys and values of all layers in a [page](PAGE).
-    pub fn page_bytes(&self) -> u64 {
-        let Config { kv_heads, head_dim, ref layers, .. } = self.config;
-        (2 * kv_heads * head_dim * PAGE * self.dtype.size_in_bytes() * layers.len()) as u64
-    }
-
-    /// Free bytes of its device, if the system tells.
-    ///
-    /// # Errors
-    /// A failed driver call.
-    pub fn free_bytes(&self) -> Result<Option<u64>> {
-        free(&self.device)
     }
 }
 
@@ -62,7 +44,7 @@ fn fits(config: &Config, weights: u64, batch: usize, context: usize, dtype: DTyp
 }
 
 /// Free bytes of a device.
-fn free(device: &Device) -> Result<Option<u64>> {
+pub(super) fn free(device: &Device) -> Result<Option<u64>> {
     if device.is_cuda() {
         return Ok(Some(opara_candle::free_memory(device)? as u64));
     }

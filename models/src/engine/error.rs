@@ -36,7 +36,8 @@ pub enum TextError {
 
     /// Fewer pages than the longest text takes.
     #[error(
-        "{pages} pages of {} tokens are too few for a text of the longest context, which takes {needed}",
+        "{pages} pages of {} tokens are too few for a text of the longest context, which takes {needed}: give keys and values more memory, or \
+         load the model for a shorter context",
         opara_candle::ops::PAGE
     )]
     FewPages {

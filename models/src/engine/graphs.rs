@@ -7,7 +7,6 @@ use opara_candle::ops::{self, Sampling};
 use opara_candle::{Builder, Report, StepExecutor, StepState};
 
 use super::error::Result;
-use super::memory::Memory;
 use super::reading::{inputs, numbers, read, InSlots, Reading};
 use super::sequence::Sequence;
 use super::slots::{step, Slots};
@@ -54,7 +53,7 @@ impl<M: TextModel> Graphs<M> {
         let at_once = prompts.max(most);
         let plain_rows = |dtype| Tensor::zeros((at_once, model.vocab()), dtype, model.device());
         let plain = [plain_rows(DType::U8)?, plain_rows(DType::F32)?];
-        let memory = Memory::new(&*model, slots, at_once, pages)?;
+        let memory = model.empty(slots, at_once, pages)?;
         let starts = Tensor::zeros(at_once, DType::U32, model.device())?;
         let in_slots = InSlots { starts, memory: memory.for_others(at_once)? };
         let rows: Vec<usize> =

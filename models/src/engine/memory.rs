@@ -1,10 +1,8 @@
 //! What a model remembers of texts.
 
-use candle::{DType, Device, Result, Tensor};
-use opara_candle::ops::{self, PAGE};
+use candle::{Device, Result, Tensor};
+use opara_candle::ops;
 use opara_candle::StepState;
-
-use super::text_model::TextModel;
 
 /// What a model remembers of several texts.
 #[derive(Clone)]
@@ -20,20 +18,20 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// An empty one of some texts, of which `prompts` are read at once; where the model has pages, so many, and those that are no text's.
-    pub fn new(model: &impl TextModel, texts: usize, prompts: usize, pages: usize) -> Result<Self> {
-        let Some(of_text) = model.pages() else {
-            return Ok(Self { tensors: model.memory(texts)?, pages: None, of_part: 0, nobodys: 0 });
-        };
-        // A part is filled up with tokens that are behind the text.
-        let (of_part, nobodys) = (model.part().div_ceil(PAGE), Self::nobodys(model, prompts));
-        let table = Tensor::zeros((texts, of_text + of_part), DType::U32, model.device())?;
-        Ok(Self { tensors: model.memory(nobodys + pages)?, pages: Some(table), of_part, nobodys })
+    /// Of tensors that are texts'.
+    pub(super) fn of_texts(tensors: Vec<Tensor>) -> Self {
+        Self { tensors, pages: None, of_part: 0, nobodys: 0 }
     }
 
-    /// Pages that are no text's: what is read of `prompts` while graphs are built is in pages of its own.
-    pub(super) fn nobodys(model: &impl TextModel, prompts: usize) -> usize {
-        prompts * model.part().div_ceil(PAGE)
+    /// Of tensors that are pages, with an empty table `(texts, pages)`. The first `nobodys` pages are no text's; a part of a prompt has
+    /// `of_part`.
+    pub(super) fn in_pages(tensors: Vec<Tensor>, table: Tensor, of_part: usize, nobodys: usize) -> Self {
+        Self { tensors, pages: Some(table), of_part, nobodys }
+    }
+
+    /// Pages that are no text's.
+    pub(super) fn nobodys(&self) -> usize {
+        self.nobodys
     }
 
     /// The same pages, with an empty table for so many other texts.

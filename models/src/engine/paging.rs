@@ -1,20 +1,15 @@
 //! Which texts have pages: those that came first. Where none is left, the text that came last waits on the host.
 
-use candle::Tensor;
-
 use super::error::Result;
 use super::pages::Held;
+use super::seat::Aside;
 use super::sequence::Sequence;
 use super::text_model::TextModel;
 use super::Engine;
 use opara_candle::ops::PAGE;
 
-/// A text that waits on the host for pages.
-pub(super) struct Aside {
-    pub sequence: Sequence,
-    /// What its first pages had.
-    copies: Vec<Tensor>,
-}
+/// Pages that a text gets at a time at most: until all are used up, the host need not stop the steps that it has enqueued.
+const AHEAD: usize = 8;
 
 impl<M: TextModel> Engine<M> {
     /// Begins to read a slot's prompt, if there are pages for all of it. What other prompts have read of the same beginning is not read
@@ -65,7 +60,7 @@ impl<M: TextModel> Engine<M> {
                 if held.places() > place {
                     break;
                 }
-                self.has_changed = true;
+                self.has_other_pages = true;
                 if held.grow(place + 1) {
                     break;
                 }
@@ -73,12 +68,17 @@ impl<M: TextModel> Engine<M> {
                 self.set_aside(last)?;
             }
         }
-        let mut room = usize::MAX;
-        for slot in self.by_age(|sequence| sequence.writes()) {
+        let (writing, mut room) = (self.by_age(|sequence| sequence.writes()), usize::MAX);
+        // Half of what is free goes to these texts at most: others come.
+        let ahead = (self.pages.free() / (2 * writing.len()).max(1)).clamp(1, AHEAD);
+        for slot in writing {
             let Some(sequence) = self.seats[slot].sequence.as_mut() else { continue };
-            let (place, enough) = (sequence.place(), (sequence.place() + PAGE).min(sequence.places()));
+            let place = sequence.place();
+            let [enough, more] = [1, ahead].map(|pages| (place + pages * PAGE).min(sequence.places()));
             let Some(held) = &mut sequence.held else { continue };
-            self.has_changed |= held.places() < enough && held.grow(enough);
+            if held.places() < enough {
+                self.has_other_pages |= held.grow(more) || held.grow(enough);
+            }
             // Where all places are there, the text ends with them.
             room = room.min(held.places() - place);
         }

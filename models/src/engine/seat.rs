@@ -1,4 +1,6 @@
-//! A slot as the host sees it.
+//! A slot as the host sees it, and a text that has none.
+
+use candle::Tensor;
 
 use super::error::Result;
 use super::graphs::Graphs;
@@ -11,6 +13,13 @@ use super::text_model::TextModel;
 #[derive(Default)]
 pub(super) struct Seat {
     pub sequence: Option<Sequence>,
+}
+
+/// A text that waits on the host for pages.
+pub(super) struct Aside {
+    pub sequence: Sequence,
+    /// What its first pages had.
+    pub copies: Vec<Tensor>,
 }
 
 impl Seat {

@@ -1,7 +1,7 @@
 //! A model as an engine needs it.
 
-use candle::{Device, Result, Tensor};
-use opara_candle::ops;
+use candle::{DType, Device, Result, Tensor};
+use opara_candle::ops::{self, PAGE};
 
 use super::error;
 use super::memory::Memory;
@@ -20,7 +20,7 @@ pub trait TextModel: Send + Sync + 'static {
     /// Tokens of a prompt that are read at once.
     fn part(&self) -> usize;
 
-    /// Pages of [`PAGE`](ops::PAGE) tokens that the longest text takes, where the memory of a token does not depend on those behind it. Then
+    /// Pages of [`PAGE`] tokens that the longest text takes, where the memory of a token does not depend on those behind it. Then
     /// texts whose prompts begin alike share pages. Without pages a text's memory is one piece.
     fn pages(&self) -> Option<usize>;
 
@@ -38,6 +38,20 @@ pub trait TextModel: Send + Sync + 'static {
     /// # Errors
     /// No memory left.
     fn memory(&self, count: usize) -> Result<Vec<Tensor>>;
+
+    /// The empty memory of so many texts, of which `prompts` are read at once; where the model has pages, with so many, and those that are no
+    /// text's.
+    ///
+    /// # Errors
+    /// No memory left.
+    fn empty(&self, texts: usize, prompts: usize, pages: usize) -> Result<Memory> {
+        let Some(of_text) = self.pages() else { return Ok(Memory::of_texts(self.memory(texts)?)) };
+        // A part is filled up with tokens that are behind the text. What is read while graphs are built is in pages of its own.
+        let of_part = self.part().div_ceil(PAGE);
+        let table = Tensor::zeros((texts, of_text + of_part), DType::U32, self.device())?;
+        let nobodys = prompts * of_part;
+        Ok(Memory::in_pages(self.memory(nobodys + pages)?, table, of_part, nobodys))
+    }
 
     /// Reads a part of the prompt of each text: the logits of the tokens behind it, `(texts, vocab)`.
     ///

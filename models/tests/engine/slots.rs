@@ -167,7 +167,7 @@ fn places(memory: &Memory, pages: &[u32]) -> Vec<Vec<f32>> {
 #[test]
 fn reading_and_writing_touch_nothing_of_other_texts() {
     let (model, part) = (model(), TextModel::part(&*model()));
-    let memory = Memory::new(&*model, 3, 1, 15).expect("memory");
+    let memory = model.empty(3, 1, 15).expect("memory");
     let tables = [[4u32, 9, 3, 16, 12], [10, 2, 5, 11, 15], [7, 6, 8, 13, 14]];
     memory.set_pages(tables.iter().map(|table| &table[..])).expect("tables");
     let numbers = |of: &[usize]| Tensor::from_iter(of.iter().map(|n| *n as u32), CPU).expect("numbers");

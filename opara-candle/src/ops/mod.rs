@@ -151,8 +151,7 @@ pub use embedding::embedding;
 pub(crate) use embedding::embedding_backward;
 #[cfg(feature = "cuda")]
 pub(crate) use error_totals::{error_totals, ErrorTotals};
-pub use few_rows::alike_rows;
-pub use gemv::{gated, norm_gated, norm_linear, norm_linear_act};
+pub use gemv::{alike_rows, gated, norm_gated, norm_linear, norm_linear_act};
 pub use group_norm::group_norm;
 pub use heads::{merge_heads, split_heads};
 #[cfg(feature = "cuda")]

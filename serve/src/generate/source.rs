@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle::{DType, Device};
+use opara_candle::ops::PAGE;
 use opara_candle::Builder;
 use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Text};
 use opara_models::engine::{Engine, Options, TextModel};
@@ -126,8 +127,10 @@ impl TextDecoder {
             }
         };
         let longest = model.pages().unwrap_or(0);
+        // A part of each prompt that is read has pages that are no text's.
+        let nobodys = PROMPTS.min(sequences) * model.part().div_ceil(PAGE);
         let pages = match bytes {
-            Some(bytes) => (bytes / model.page_bytes()) as usize,
+            Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(nobodys),
             None => {
                 let most = model.free_bytes()?.unwrap_or(u64::MAX) / 5 * 4 / budget.models.max(1) as u64;
                 (most / model.page_bytes()).max(longest as u64) as usize
@@ -138,5 +141,28 @@ impl TextDecoder {
         let mut engine = Engine::new(Arc::new(model), options)?;
         engine.build()?;
         Ok(engine)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_say_how_many_pages_there_are() {
+        let decoder = TextDecoder::random(3).expect("random weights");
+        let engine = |bytes| {
+            let budget = KvBudget { sequences: 4, context: 256, bytes, models: 1, dtype: DType::F32 };
+            decoder.engine(budget, &Device::Cpu, None)
+        };
+        let all = engine(None).expect("memory");
+        assert_eq!(all.pages(), Some((0, 4 * 4)), "of all texts at their longest");
+        let page = all.model().page_bytes();
+        // Four prompts are read together, in two pages each that are no text's.
+        let few = engine(Some((8 + 5) * page)).expect("memory");
+        assert_eq!(few.pages(), Some((0, 5)));
+        assert_eq!(engine(Some(1 << 30)).expect("memory").pages(), Some((0, 4 * 4)), "more have no use");
+        let error = engine(Some((8 + 3) * page)).err().expect("too few").to_string();
+        assert!(error.contains("3 pages") && error.contains("takes 4"), "{error}");
     }
 }

@@ -101,8 +101,9 @@ fn texts_that_wait_on_the_host_write_what_they_write_with_pages_for_all() -> any
             |pages, builder| Engine::new(model.clone(), Options { slots: 8, pages, builder, ..Options::default() });
         let texts: Vec<Request> = (0..16u32)
             .map(|at| {
-                let prompt = (0..1 + at * 37 % 250).map(|i| (i * 7 + at % 3) % 90).collect();
-                Request { prompt, most: 20 + (at as usize * 29) % 120, ..Request::default() }
+                // A prompt of one page or three, and an answer of two more.
+                let prompt = (0..1 + at * 37 % 60 + at % 5 / 4 * 130).map(|i| (i * 7 + at % 3) % 90).collect();
+                Request { prompt, most: 100 + (at as usize * 29) % 80, ..Request::default() }
             })
             .collect();
         let expected = engine(None, None)?.generate(&texts, |_, _| ())?;

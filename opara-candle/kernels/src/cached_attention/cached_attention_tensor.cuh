@@ -91,25 +91,35 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     const unsigned ring = RINGS + warp * slots * SLOT, ring_end = ring + slots * SLOT;
     trigger_dependents();
 
-    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
+    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them. Pages are asked for
+    // before it is known which of them are needed.
+    const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
+    const unsigned page_of_lane = in.pages && lane < of.capacity / PAGE ? in.pages[lane] : 0;
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
     const unsigned at = min(position, limit - 1), end = at + 1;
-    const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
-    const unsigned share = (end - oldest + BLOCKS - 1) / BLOCKS, begin = oldest + block * share;
+    const unsigned oldest = of.window && end > of.window ? end - of.window : 0, first_place = oldest / PLACES * PLACES;
+    // Tiles begin at multiples of their places: each is in one page.
+    const unsigned share = (end - first_place + BLOCKS * PLACES - 1) / (BLOCKS * PLACES) * PLACES;
+    const unsigned begin = first_place + block * share;
     const unsigned stop = min(end, begin + share), tiles = begin < stop ? (stop - begin + PLACES - 1) / PLACES : 0;
-    const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
+    auto page_of = [&](unsigned place) {
+        const unsigned page = place / PAGE;
+        return in.pages && page >= 32 ? in.pages[page] : __shfl_sync(~0u, page_of_lane, page);
+    };
     unsigned asked = 0, asked_at = ring;
+    unsigned page = warp < tiles ? page_of(begin + warp * PLACES) : 0;
     auto ask = [&] {
         const unsigned tile = asked / 2 * WARPS + warp, unit = lane % UNITS;
-        const T *from = in.keys + (asked % 2 ? in.to_values : 0) + unit * EACH;
+        const T *from = in.keys + in.at(begin + tile * PLACES, page) + (asked % 2 ? in.to_values : 0) + unit * EACH;
         if (tile < tiles)
 #pragma unroll
             for (unsigned n = 0; n < PLACES; n += 32 / UNITS) {
                 const unsigned row = n + lane / UNITS, place = begin + tile * PLACES + row;
                 // The new one is not read back from where it is written to. What is not read is zero: weights of zero have no NaN.
-                const bool is_read = place < stop && place != at && unit * EACH < dim;
-                copy_async(dynamic + asked_at + row * UNITS + (unit ^ row % 8), from + (is_read ? in.at(place) : 0), is_read);
+                const bool is_read = oldest <= place && place < stop && place != at && unit * EACH < dim;
+                copy_async(dynamic + asked_at + row * UNITS + (unit ^ row % 8), from + row * dim, is_read);
             }
+        if (asked % 2 && tile + WARPS < tiles) page = page_of(begin + (tile + WARPS) * PLACES);
         commit();
         asked++, asked_at = asked_at + SLOT == ring_end ? ring : asked_at + SLOT;
     };
@@ -173,7 +183,8 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
         ask();
 #pragma unroll
         for (unsigned n = 0; n < 4; n++) {
-            weight[n] = place + of_lane + n / 2 * 8 < stop ? (part[0][n] + part[1][n]) * scale : -INFINITY;
+            const unsigned its = place + of_lane + n / 2 * 8;
+            weight[n] = oldest <= its && its < stop ? (part[0][n] + part[1][n]) * scale : -INFINITY;
             now[n % 2] = fmaxf(now[n % 2], weight[n]);
         }
 #pragma unroll

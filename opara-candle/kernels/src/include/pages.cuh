@@ -8,20 +8,22 @@ constexpr unsigned PAGE = 64;
 // The keys of one head of a sequence that has `capacity` places; values are `to_values` elements behind them.
 template <typename T> struct Cache {
     T *keys;
-    size_t to_values, of_page;
+    unsigned to_values, of_page;
     const unsigned *pages;
     unsigned dim;
 
     __device__ Cache(T *cache, const unsigned *table, unsigned item, unsigned kv, unsigned kv_heads, unsigned capacity, unsigned dim)
         : dim(dim) {
         const unsigned places = table ? PAGE : capacity;
-        to_values = (size_t)kv_heads * places * dim, of_page = 2 * to_values;
+        to_values = kv_heads * places * dim, of_page = 2 * to_values;
         pages = table ? table + (size_t)item * (capacity / PAGE) : nullptr;
-        keys = cache + (size_t)kv * places * dim + (table ? 0 : item * of_page);
+        keys = cache + (size_t)kv * places * dim + (table ? 0 : (size_t)item * of_page);
     }
 
     // Where the elements of a place begin. No kernel of a graph writes the table.
-    __device__ size_t at(unsigned place) const {
-        return pages ? pages[place / PAGE] * of_page + place % PAGE * dim : (size_t)place * dim;
+    __device__ size_t at(unsigned place) const { return at(place, pages ? pages[place / PAGE] : 0); }
+    // The same in a page that is known: without a table there is but one.
+    __device__ size_t at(unsigned place, unsigned page) const {
+        return (size_t)page * of_page + (size_t)(pages ? place % PAGE : place) * dim;
     }
 };

@@ -24,13 +24,20 @@ template <int DIM, typename T> struct Tile {
     // Starts the asynchronous copy of COUNT tokens from `first` on, by the THREADS of the block. Tokens past the last one become zeros, and
     // so do elements past a row's size.
     template <unsigned COUNT, unsigned THREADS, typename From> __device__ void fill(const From &from, unsigned first) const {
-        constexpr unsigned ALL = COUNT * LOADS;
+        constexpr unsigned ALL = COUNT * LOADS, TURNS = (ALL + THREADS - 1) / THREADS;
+        size_t at_token[TURNS];
+        auto index = [&](unsigned n) { return threadIdx.x + n * THREADS; };
+        auto is_there = [&](unsigned i) {
+            return (ALL % THREADS == 0 || i < ALL) && first + i / LOADS < from.count && i % LOADS * WIDE<T> < from.size;
+        };
+        // Before all copies, so that loads of a table are not waited for one by one.
 #pragma unroll
-        for (unsigned n = 0; n < (ALL + THREADS - 1) / THREADS; n++) {
-            const unsigned i = threadIdx.x + n * THREADS, token = first + i / LOADS, column = i % LOADS * WIDE<T>;
+        for (unsigned n = 0; n < TURNS; n++) at_token[n] = is_there(index(n)) ? from.of(first + index(n) / LOADS) : 0;
+#pragma unroll
+        for (unsigned n = 0; n < TURNS; n++) {
+            const unsigned i = index(n), column = i % LOADS * WIDE<T>;
             if (ALL % THREADS != 0 && i >= ALL) break;
-            const bool there = token < from.count && column < from.size;
-            copy_async(row(i / LOADS) + column, from.at + (there ? from.of(token) + column : 0), there);
+            copy_async(row(i / LOADS) + column, from.at + at_token[n] + (is_there(i) ? column : 0), is_there(i));
         }
     }
 };

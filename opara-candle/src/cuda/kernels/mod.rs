@@ -274,17 +274,17 @@ mod tests {
 
     #[test]
     fn attention_writes_its_result_and_a_part_of_the_cache() {
-        let words: Vec<u64> = [54].into_iter().chain([1; 18]).collect();
+        let words: Vec<u64> = [54].into_iter().chain([1; 19]).collect();
         let name = "opara_attention_cached_8x8_f16";
-        assert_eq!(access(name, &words, 18), (bytes(2 * 54), AccessMode::Write));
-        assert_eq!(access(name, &words, 17), (rest(), AccessMode::ReadWrite), "the cache");
+        assert_eq!(access(name, &words, 19), (bytes(2 * 54), AccessMode::Write));
+        assert_eq!(access(name, &words, 18), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 11), (rest(), AccessMode::Read));
         let words: Vec<u64> = [54].into_iter().chain([1; 20]).collect();
         assert_eq!(access("opara_attention_one_query_8x1_f16", &words, 20), (bytes(2 * 54), AccessMode::Write));
-        let words: Vec<u64> = [54].into_iter().chain([1; 15]).collect();
+        let words: Vec<u64> = [54].into_iter().chain([1; 16]).collect();
         let name = "opara_elementwise_new_tokens_8_f32";
-        assert_eq!(access(name, &words, 15), (bytes(4 * 54), AccessMode::Write));
-        assert_eq!(access(name, &words, 14), (rest(), AccessMode::ReadWrite), "the cache");
+        assert_eq!(access(name, &words, 16), (bytes(4 * 54), AccessMode::Write));
+        assert_eq!(access(name, &words, 15), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 9), (rest(), AccessMode::Read));
     }
 

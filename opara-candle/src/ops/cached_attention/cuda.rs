@@ -18,9 +18,18 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     // Without a table nothing turns, and every place is a position.
     let (positions, turning) = rotary.map_or(Ok((capacity, 0)), Tensor::dims2)?;
     let distances = by_distance.map_or(Ok(0), |table| table.dim(1))?;
-    let cached = cache.elem_count();
-    let sizes =
-        Sizes { of: *of, dtype: qkv.dtype(), batch, capacity, cached, pairs: turning / 2, positions, distances };
+    let (cached, of_page) = (cache.elem_count(), cache.elem_count() / cache.dim(0)?.max(1));
+    let sizes = Sizes {
+        of: *of,
+        dtype: qkv.dtype(),
+        batch,
+        capacity,
+        cached,
+        of_page,
+        pairs: turning / 2,
+        positions,
+        distances,
+    };
     let is_one = tokens == 1 && sizes.is_known();
     let others = [Some(start), pages, rotary, by_distance];
     let together = others.into_iter().flatten().all(|tensor| tensor.device().same_device(qkv.device()));
@@ -50,7 +59,7 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
 
 /// The new tokens into the cache, then what their queries see of it: two launches, or more where there is no kernel for the second.
 fn several_tokens(sizes: &Sizes, tokens: usize, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
-    let Sizes { of, dtype, batch, capacity, cached, positions, .. } = *sizes;
+    let Sizes { of, dtype, batch, capacity, cached, of_page, positions, .. } = *sizes;
     let NewTokens { qkv, start, pages, rotary, norms, .. } = *new;
     let q = new_tokens(sizes.of_tokens(tokens), qkv, &Beside { norms, start, pages, rotary, cache })?;
     let sizes = causal_attention::Sizes {
@@ -62,6 +71,7 @@ fn several_tokens(sizes: &Sizes, tokens: usize, cache: &Tensor, new: &NewTokens)
         head_dim: of.head_dim,
         capacity,
         cached,
+        of_page,
         end: capacity.min(positions),
         window: of.window,
         scale: of.scale as f32,
@@ -73,9 +83,22 @@ fn several_tokens(sizes: &Sizes, tokens: usize, cache: &Tensor, new: &NewTokens)
 impl Sizes {
     /// Of so many new tokens a sequence.
     fn of_tokens(&self, tokens: usize) -> new_tokens::Sizes {
-        let Self { of, dtype, batch, capacity, cached, pairs, positions, .. } = *self;
+        let Self { of, dtype, batch, capacity, cached, of_page, pairs, positions, .. } = *self;
         let CachedAttention { heads, kv_heads, head_dim, eps, .. } = of;
-        new_tokens::Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, cached, eps }
+        new_tokens::Sizes {
+            dtype,
+            batch,
+            tokens,
+            heads,
+            kv_heads,
+            head_dim,
+            pairs,
+            positions,
+            capacity,
+            cached,
+            of_page,
+            eps,
+        }
     }
 }
 

@@ -66,8 +66,9 @@ pub(super) struct Sizes {
     pub batch: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
-    /// Elements of the cache.
+    /// Elements of the cache, and of a page.
     pub cached: usize,
+    pub of_page: usize,
     /// Pairs of elements that turn, and the positions that there are.
     pub pairs: usize,
     pub positions: usize,
@@ -81,7 +82,10 @@ impl Sizes {
         let Self { of, pairs, .. } = self;
         let split = Split::new(of.heads / of.kv_heads, of.head_dim, self.capacity)?;
         let is_there = self.batch > 0 && self.capacity > 0 && self.positions > 0;
-        let is_counted = self.batch <= 65_535 && self.cached <= 1 << 40 && self.capacity <= i32::MAX as usize;
+        let is_counted = self.batch <= 65_535
+            && self.cached <= 1 << 40
+            && self.of_page <= u32::MAX as usize
+            && self.capacity <= i32::MAX as usize;
         let is_known = Cached::<()>::is_for(self.dtype);
         (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
     }
@@ -133,7 +137,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { of, dtype, batch, capacity, cached, pairs, positions, distances } = *sizes;
+    let Sizes { of, dtype, batch, capacity, cached, pairs, positions, distances, .. } = *sizes;
     let CachedAttention { heads, kv_heads, head_dim, scale, window, eps } = of;
     let Operands { norms, start, pages, rotary, by_distance, cache } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
@@ -207,6 +211,7 @@ mod tests {
             batch: 1,
             capacity,
             cached: 2 * 2 * capacity * head_dim,
+            of_page: 2 * 2 * capacity * head_dim,
             pairs: 0,
             positions: capacity,
             distances: 0,

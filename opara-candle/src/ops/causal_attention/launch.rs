@@ -41,8 +41,9 @@ pub(in crate::ops) struct Sizes {
     /// Places of a sequence in the cache, and those of them that tokens may stand at: the first ones.
     pub capacity: usize,
     pub end: usize,
-    /// Elements of the cache.
+    /// Elements of the cache, and of a page.
     pub cached: usize,
+    pub of_page: usize,
     /// How many places a token sees, its own included; all, if not given.
     pub window: Option<usize>,
     /// What scores are multiplied by.
@@ -52,11 +53,13 @@ pub(in crate::ops) struct Sizes {
 impl Sizes {
     /// Is there a kernel for these sizes?
     fn are_known(&self) -> bool {
-        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, window, scale } = *self;
+        let Self { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, of_page, window, scale } =
+            *self;
         let is_size = matches!(head_dim, 32 | 40 | 64 | 80 | 96 | 128 | 160);
         let are_there = ![batch, tokens, heads, kv_heads, end].contains(&0) && window != Some(0);
         let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-        let are_counted = batch <= 65_535 && self.numel() <= i32::MAX as usize && cached <= 1 << 40;
+        let are_counted =
+            batch <= 65_535 && self.numel() <= i32::MAX as usize && cached <= 1 << 40 && of_page <= u32::MAX as usize;
         let are_places = end <= capacity && capacity.max(window.unwrap_or(0)) <= i32::MAX as usize;
         let is_known = Causal::<()>::is_for(dtype);
         // The kernel scales scores after it has found the largest one.
@@ -107,7 +110,7 @@ pub(super) fn causal_attention<T: DeviceRepr>(
     (start, pages): (&CudaView<u32>, Option<&CudaView<u32>>),
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, window, scale } = *sizes;
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, capacity, end, cached, window, scale, .. } = *sizes;
     if !sizes.are_known() {
         bail!("no kernel for {sizes:?}")
     }
@@ -157,6 +160,7 @@ mod tests {
         capacity: 8192,
         end: 8192,
         cached: 2 * 8 * 8192 * 64,
+        of_page: 2 * 8 * 8192 * 64,
         window: None,
         scale: 0.125,
     };

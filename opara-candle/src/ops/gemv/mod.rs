@@ -7,12 +7,13 @@ pub(super) mod launch;
 #[cfg(feature = "cuda")]
 pub(super) mod warpgroup;
 
-use candle::{bail, Result, Tensor, D};
+use candle::{bail, DType, Device, Result, Tensor, D};
 
+use super::activation::bias_act;
 use super::differentiable::is_tracked;
-use super::few_rows::product_of_rows;
+use super::few_rows::{as_few, FEW};
 use super::matmul::matmul_flops;
-use super::{add, mul, narrow, own_or, rms_norm, Activation, RmsScale};
+use super::{add, linear_act, mul, narrow, own_or, rms_norm, Activation, RmsScale};
 use crate::cpu::record::apply;
 
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
@@ -145,6 +146,30 @@ pub fn norm_gated(
     };
     let given = [Some(x), Some(weight), norm.map(|(scale, _)| scale), bias];
     apply("norm_gated", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)
+}
+
+/// Rows up to which, from two on, a row's bits in [`norm_linear`] and [`norm_gated`] do not depend on how many there are, on a GPU, where 16 bytes
+/// divide a row's length.
+///
+/// # Errors
+/// A failed driver call.
+pub fn alike_rows(dtype: DType, device: &Device) -> Result<usize> {
+    #[cfg(feature = "cuda")]
+    if let Device::Cuda(device) = device {
+        return Ok(warpgroup::alike_rows(dtype, device)?.unwrap_or(FEW));
+    }
+    let _ = (dtype, device);
+    Ok(FEW)
+}
+
+/// `activation(x * weightᵀ + bias)` by a library. On a GPU a row's bits depend on the number of rows only where it is above eight and, in 16
+/// bits, not that of 1, 2, 4 or 8 parts of prompts.
+fn product_of_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+    match gpu!(super::matmul::parts::in_parts(x, weight))? {
+        Some(y) if bias.is_none() && activation == Activation::None => Ok(y),
+        Some(y) => bias_act(&y, bias, activation),
+        None => as_few(x, |x| linear_act(x, weight, bias, activation)),
+    }
 }
 
 /// `activation(gate) * up` of `x`, whose last dimension is both, one after the other.

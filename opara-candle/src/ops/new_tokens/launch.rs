@@ -38,8 +38,9 @@ pub(in crate::ops) struct Sizes {
     pub positions: usize,
     /// Places of a sequence in the cache.
     pub capacity: usize,
-    /// Elements of the cache.
+    /// Elements of the cache, and of a page.
     pub cached: usize,
+    pub of_page: usize,
     /// Epsilon, added to the mean square where heads are normalised.
     pub eps: f32,
 }
@@ -50,7 +51,9 @@ impl Sizes {
         let Self { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, .. } = *self;
         let lanes = lanes(head_dim)?;
         let are_there = ![batch, tokens, heads, kv_heads, head_dim, positions, capacity].contains(&0);
-        let are_counted = self.cached <= 1 << 40 && self.read().max(capacity).max(positions) <= i32::MAX as usize;
+        let are_counted = self.cached <= 1 << 40
+            && self.of_page <= u32::MAX as usize
+            && self.read().max(capacity).max(positions) <= i32::MAX as usize;
         let is_known = New::<()>::is_for(dtype);
         (are_there && pairs.is_multiple_of(EACH) && are_counted && is_known).then_some(lanes)
     }
@@ -89,7 +92,7 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     operands: &Operands<T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, cached, eps } = *sizes;
+    let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, cached, eps, .. } = *sizes;
     let Operands { norms, start, pages, rotary, cache } = *operands;
     let Some(lanes) = sizes.lanes() else { bail!("no kernel for {sizes:?}") };
     let rows = batch * tokens * (heads + 2 * kv_heads);
@@ -138,6 +141,7 @@ mod tests {
         positions: 4096,
         capacity: 4096,
         cached: 2 * 8 * 4096 * 64,
+        of_page: 2 * 8 * 4096 * 64,
         eps: 0.,
     };
 
@@ -158,6 +162,7 @@ mod tests {
         let others = [
             Sizes { batch: 1 << 14, ..LLAMA },
             Sizes { cached: (1 << 40) + 1, ..LLAMA },
+            Sizes { of_page: 1 << 32, ..LLAMA },
             Sizes { capacity: 1 << 31, ..LLAMA },
             Sizes { batch: 0, ..LLAMA },
             Sizes { tokens: 0, ..LLAMA },
