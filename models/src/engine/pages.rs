@@ -159,11 +159,12 @@ impl Held {
         self.ids.len() * PAGE
     }
 
-    /// Has pages for so many places. False if there are too few pages: then it has no more than before.
-    pub fn grow(&mut self, places: usize) -> bool {
+    /// Has pages for so many places, where others are left `reserved`. False if there are too few pages: then it has no more than before, and
+    /// nothing that is entered is forgotten.
+    pub fn grow(&mut self, places: usize, reserved: usize) -> bool {
         let more = places.div_ceil(PAGE).saturating_sub(self.ids.len());
         let mut books = self.of.books();
-        let is_enough = books.free.len() >= more;
+        let is_enough = books.free.len() >= more + if more > 0 { reserved } else { 0 };
         if is_enough {
             self.ids.extend((0..more).map_while(|_| books.take()));
         }
@@ -261,7 +262,7 @@ mod tests {
                         let (free, before) = (pages.free(), held.ids().len());
                         let places = tokens.len() + random.usize(0..PAGE);
                         let needed = places.div_ceil(PAGE).saturating_sub(before);
-                        assert_eq!(held.grow(places), needed <= free, "{at}");
+                        assert_eq!(held.grow(places, 0), needed <= free, "{at}");
                         assert_eq!(held.ids().len() - before, if needed <= free { needed } else { 0 }, "{at}");
                         let all = held.ids().iter().enumerate().skip(before);
                         let is_there = needed <= free;
@@ -299,16 +300,16 @@ mod tests {
         let pages = Pages::new(5, 1);
         let tokens: Vec<u32> = (0..3 * PAGE as u32).collect();
         let mut text = pages.shared(7, &tokens, 1);
-        assert!(text.ids().is_empty() && text.grow(tokens.len()));
+        assert!(text.ids().is_empty() && text.grow(tokens.len(), 0));
         text.enter(&tokens);
         let first = text.ids().to_vec();
         drop(text);
         // One page has nothing, and another one goes: the last.
         let mut other = pages.none(7);
-        assert!(other.grow(2 * PAGE));
+        assert!(!other.grow(2 * PAGE, 3) && other.grow(2 * PAGE, 2));
         assert_eq!(pages.shared(7, &tokens, 1).ids(), &first[..2]);
         assert!(pages.shared(8, &tokens, 1).ids().is_empty(), "another tenant's");
-        assert!(!other.grow(5 * PAGE), "there are four");
+        assert!(!other.grow(5 * PAGE, 0), "there are four");
         assert_eq!((other.places(), pages.free()), (2 * PAGE, 2));
     }
 }

@@ -40,7 +40,7 @@ impl<M: TextModel> Engine<M> {
         let multiple = if part.is_multiple_of(PAGE) { part / PAGE } else { usize::MAX };
         let mut held = self.pages.shared(request.tenant, known, multiple);
         let shared = held.places();
-        let is_there = held.grow(sequence.first) && (others == 0 || self.pages.free() >= others);
+        let is_there = held.grow(sequence.first, others);
         if is_there {
             sequence.begin(held, shared);
         }
@@ -61,7 +61,7 @@ impl<M: TextModel> Engine<M> {
                     break;
                 }
                 self.has_other_pages = true;
-                if held.grow(place + 1) {
+                if held.grow(place + 1, 0) {
                     break;
                 }
                 let Some(last) = self.by_age(|sequence| sequence.held.is_some()).pop() else { break };
@@ -69,15 +69,17 @@ impl<M: TextModel> Engine<M> {
             }
         }
         let (writing, mut room) = (self.by_age(|sequence| sequence.writes()), usize::MAX);
-        // Half of what is free goes to these texts at most: others come.
-        let ahead = (self.pages.free() / (2 * writing.len()).max(1)).clamp(1, AHEAD);
+        // Where others wait, half of what is free goes to these texts at most.
+        let waits = !self.aside.is_empty() || !self.by_age(|sequence| sequence.held.is_none()).is_empty();
+        let most = if waits { self.pages.free() / 2 } else { self.pages.free() };
+        let ahead = (most / writing.len().max(1)).clamp(1, AHEAD);
         for slot in writing {
             let Some(sequence) = self.seats[slot].sequence.as_mut() else { continue };
             let place = sequence.place();
             let [enough, more] = [1, ahead].map(|pages| (place + pages * PAGE).min(sequence.places()));
             let Some(held) = &mut sequence.held else { continue };
             if held.places() < enough {
-                self.has_other_pages |= held.grow(more) || held.grow(enough);
+                self.has_other_pages |= held.grow(more, 0) || held.grow(enough, 0);
             }
             // Where all places are there, the text ends with them.
             room = room.min(held.places() - place);
@@ -117,7 +119,7 @@ impl<M: TextModel> Engine<M> {
             let others = self.by_age(|sequence| sequence.held.is_some()).len();
             let places = if sequence.writes() { sequence.place() + 1 } else { sequence.first };
             let mut held: Held = self.pages.none(sequence.request.tenant);
-            if !held.grow(places) || others > 0 && self.pages.free() < 1 + others {
+            if !held.grow(places, if others > 0 { others + 1 } else { 0 }) {
                 break;
             }
             let Aside { mut sequence, copies, .. } = self.aside.swap_remove(first);

@@ -128,7 +128,7 @@ impl TextDecoder {
         };
         let longest = model.pages().unwrap_or(0);
         // A part of each prompt that is read has pages that are no text's.
-        let nobodys = PROMPTS.min(sequences) * model.part().div_ceil(PAGE);
+        let nobodys = (1 << PROMPTS.min(sequences).max(1).ilog2()) * model.part().div_ceil(PAGE);
         let pages = match bytes {
             Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(nobodys),
             None => {

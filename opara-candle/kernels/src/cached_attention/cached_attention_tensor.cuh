@@ -77,8 +77,8 @@ __device__ inline void join(unsigned warps, unsigned group, unsigned dim, const 
     if constexpr (BLOCKS > 1) sync_cluster<BLOCKS>();
 }
 
-// Heads of DIM elements at most. Of a warp's ring, a slot has the keys or the values of its 16 places; both take turns in it.
-template <typename T, unsigned DIM, unsigned BLOCKS>
+// Heads of DIM elements at most, of a cache that is IN_PAGES or not: two kernels, since registers are few. Of a warp's ring, a slot has the keys or the values of its 16 places; both take turns in it.
+template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES>
 __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start,
                                             const unsigned *pages, const float *rotary, T *cache, T *y) {
     // A row's vectors of 16 bytes, and those of a slot and of a new row: eight of these lie in different banks.
@@ -91,26 +91,30 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     const unsigned ring = RINGS + warp * slots * SLOT, ring_end = ring + slots * SLOT;
     trigger_dependents();
 
-    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them. Pages are asked for
-    // before it is known which of them are needed.
-    const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
-    const unsigned page_of_lane = in.pages && lane < of.capacity / PAGE ? in.pages[lane] : 0;
+    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
+    // The first pages are asked for before it is known which of them are needed.
+    const unsigned *own_pages = IN_PAGES ? pages + item * (of.capacity / PAGE) : nullptr;
+    const unsigned page_of_lane = IN_PAGES && lane < of.capacity / PAGE ? own_pages[lane] : 0;
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
     const unsigned at = min(position, limit - 1), end = at + 1;
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0, first_place = oldest / PLACES * PLACES;
     // Tiles begin at multiples of their places: each is in one page.
-    const unsigned share = (end - first_place + BLOCKS * PLACES - 1) / (BLOCKS * PLACES) * PLACES;
-    const unsigned begin = first_place + block * share;
+    const unsigned share = (end - first_place + BLOCKS * PLACES - 1) / (BLOCKS * PLACES) * PLACES, begin = first_place + block * share;
     const unsigned stop = min(end, begin + share), tiles = begin < stop ? (stop - begin + PLACES - 1) / PLACES : 0;
-    auto page_of = [&](unsigned place) {
-        const unsigned page = place / PAGE;
-        return in.pages && page >= 32 ? in.pages[page] : __shfl_sync(~0u, page_of_lane, page);
+    const unsigned of_kind = of.kv_heads * (IN_PAGES ? PAGE : of.capacity) * dim;
+    T *keys = cache + (IN_PAGES ? kv * PAGE * dim : ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim);
+    // Where a place's keys begin; the values are behind those of all heads.
+    auto at_place = [&](unsigned page, unsigned place) {
+        return IN_PAGES ? (size_t)page * (2 * of_kind) + place % PAGE * dim : (size_t)place * dim;
     };
     unsigned asked = 0, asked_at = ring;
-    unsigned page = warp < tiles ? page_of(begin + warp * PLACES) : 0;
-    auto ask = [&] {
+    auto ask = [&](bool is_first) {
         const unsigned tile = asked / 2 * WARPS + warp, unit = lane % UNITS;
-        const T *from = in.keys + in.at(begin + tile * PLACES, page) + (asked % 2 ? in.to_values : 0) + unit * EACH;
+        const unsigned tile_place = begin + tile * PLACES, at_page = tile_place / PAGE;
+        unsigned page = 0;
+        if (IN_PAGES && is_first) page = __shfl_sync(~0u, page_of_lane, at_page);
+        if (IN_PAGES && tile < tiles && (!is_first || at_page >= 32)) page = own_pages[at_page];
+        const T *from = keys + (asked % 2 ? of_kind : 0) + unit * EACH + at_place(page, tile_place);
         if (tile < tiles)
 #pragma unroll
             for (unsigned n = 0; n < PLACES; n += 32 / UNITS) {
@@ -119,11 +123,10 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
                 const bool is_read = oldest <= place && place < stop && place != at && unit * EACH < dim;
                 copy_async(dynamic + asked_at + row * UNITS + (unit ^ row % 8), from + row * dim, is_read);
             }
-        if (asked % 2 && tile + WARPS < tiles) page = page_of(begin + (tile + WARPS) * PLACES);
         commit();
         asked++, asked_at = asked_at + SLOT == ring_end ? ring : asked_at + SLOT;
     };
-    for (unsigned n = 0; n < slots; n++) ask();
+    for (unsigned n = 0; n < slots; n++) ask(true);
 
     // The new token's queries, zeros for those that are not there, its key and its value: each as many neighbours as it has vectors.
     const unsigned row = threadIdx.x / UNITS, first = threadIdx.x % UNITS * EACH;
@@ -147,7 +150,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
     if (row < NEW_ROWS) store(reinterpret_cast<T *>(dynamic + row * NEW_ROW) + first, own);
     // A token beyond the end is not written: its row would be that of the last place.
     const bool is_written = position < limit && begin <= at && at < stop && is_there && row >= KEY;
-    if (is_written) store(in.keys + (row == KEY ? 0 : in.to_values) + in.at(at) + first, own);
+    if (is_written) store(keys + (row == KEY ? 0 : of_kind) + at_place(IN_PAGES ? own_pages[at / PAGE] : 0, at) + first, own);
     __syncthreads();
 
     unsigned q[UNITS / 4][4];
@@ -180,7 +183,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
             mma(part[n % 2], a, q[n / 2][n % 2 * 2], q[n / 2][n % 2 * 2 + 1], T());
         }
         __syncwarp();
-        ask();
+        ask(false);
 #pragma unroll
         for (unsigned n = 0; n < 4; n++) {
             const unsigned its = place + of_lane + n / 2 * 8;
@@ -210,7 +213,7 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
             mma(total[n], {a[0], a[2], a[1], a[3]}, upper, lower, T());
         }
         __syncwarp();
-        ask();
+        ask(false);
     }
 
     // Where its ring was, whose slots are all used up, a warp leaves its sums.
@@ -231,15 +234,17 @@ __device__ inline void step_on_tensor_cores(Sizes of, const T *qkv, const T *q_s
 }
 
 // OF_PROCESSOR blocks of a multiprocessor: as many as its registers are enough for. There is no table of distances.
-#define KERNEL(T, NAME, DIM, OF_PROCESSOR)                                                                             \
+#define KERNEL(T, NAME, DIM, OF_PROCESSOR, IN_PAGES)                                                                      \
     extern "C" __global__ void CLUSTER(SHARES) __launch_bounds__(THREADS, OF_PROCESSOR)                                \
-        opara_attention_cached_tensor_##DIM##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,  \
+        opara_attention_cached_tensor_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,          \
             unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
             float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages, \
             const float *rotary, const float *by_distance, T *cache, T *y) {                                           \
         const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, distances, scale, eps};            \
-        step_on_tensor_cores<T, DIM, SHARES>(of, qkv, q_scale, k_scale, start, pages, rotary, cache, y);               \
+        step_on_tensor_cores<T, DIM, SHARES, IN_PAGES>(of, qkv, q_scale, k_scale, start, pages, rotary, cache, y);        \
     }
 #define ATTENTIONS(T, NAME)                                                                                            \
-    KERNEL(T, NAME, 64, 4)                                                                                             \
-    KERNEL(T, NAME, 128, 2)
+    KERNEL(T, 64_##NAME, 64, 4, false)                                                                                 \
+    KERNEL(T, 128_##NAME, 128, 2, false)                                                                               \
+    KERNEL(T, 64_pages_##NAME, 64, 4, true)                                                                            \
+    KERNEL(T, 128_pages_##NAME, 128, 2, true)

@@ -21,9 +21,7 @@ template <typename T> struct Cache {
     }
 
     // Where the elements of a place begin. No kernel of a graph writes the table.
-    __device__ size_t at(unsigned place) const { return at(place, pages ? pages[place / PAGE] : 0); }
-    // The same in a page that is known: without a table there is but one.
-    __device__ size_t at(unsigned place, unsigned page) const {
-        return (size_t)page * of_page + (size_t)(pages ? place % PAGE : place) * dim;
+    __device__ size_t at(unsigned place) const {
+        return pages ? (size_t)pages[place / PAGE] * of_page + place % PAGE * dim : (size_t)place * dim;
     }
 };

@@ -16,7 +16,7 @@ kernels! {
         q_norm: wide opt T [dim],
         k_norm: wide guarded T [dim],
         start: early in u32 [batch],
-        pages: early opt u32 [table],
+        pages: early guarded u32 [table],
         rotary: early wide guarded f32 [positions * 2 * pairs],
         by_distance: early opt f32 [heads * distances],
         cache: early wide cache T [cached],
@@ -157,7 +157,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         (None, _) => plain,
     };
     let shape = match tensor {
-        Some(of) => format!("tensor_{}", of.dim),
+        Some(of) => format!("tensor_{}{}", of.dim, if pages.is_some() { "_pages" } else { "" }),
         // Two blocks of a multiprocessor where there are more blocks than it has of these.
         None => {
             let are_many = kv_heads * batch * blocks as usize > capabilities.processors();

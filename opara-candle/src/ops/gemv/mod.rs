@@ -13,7 +13,7 @@ use super::activation::bias_act;
 use super::differentiable::is_tracked;
 use super::few_rows::{as_few, FEW};
 use super::matmul::matmul_flops;
-use super::{add, linear_act, mul, narrow, own_or, rms_norm, Activation, RmsScale};
+use super::{add, linear_act, mul, narrow, own_or, rms_norm, runs_own, Activation, RmsScale};
 use crate::cpu::record::apply;
 
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
@@ -165,7 +165,8 @@ pub fn alike_rows(dtype: DType, device: &Device) -> Result<usize> {
 /// `activation(x * weightᵀ + bias)` by a library. On a GPU a row's bits depend on the number of rows only where it is above eight and, in 16
 /// bits, not that of 1, 2, 4 or 8 parts of prompts.
 fn product_of_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
-    match gpu!(super::matmul::parts::in_parts(x, weight))? {
+    let own = || gpu!(super::matmul::parts::in_parts(x, weight));
+    match if runs_own(x) && !is_tracked(&[x, weight]) { own()? } else { None } {
         Some(y) if bias.is_none() && activation == Activation::None => Ok(y),
         Some(y) => bias_act(&y, bias, activation),
         None => as_few(x, |x| linear_act(x, weight, bias, activation)),
