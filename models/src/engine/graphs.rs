@@ -265,8 +265,8 @@ fn are_read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) ->
     let bits = |row: &[f32]| row.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
     for &count in rows.iter().filter(|count| **count > 1) {
         let all = logits(0..count)?;
-        for text in 0..count {
-            if bits(&logits(text..text + 1)?[0]) != bits(&all[text]) {
+        for (text, beside_others) in all.iter().enumerate() {
+            if bits(&logits(text..text + 1)?[0]) != bits(beside_others) {
                 return Ok(false);
             }
         }

@@ -16,8 +16,7 @@ impl<M: TextModel> Engine<M> {
     /// again.
     pub(super) fn begin(&mut self, slot: usize) -> bool {
         let part = self.graphs.model.part();
-        // What those that are under way write next needs pages, too.
-        let others = self.by_age(|sequence| sequence.held.is_some()).len();
+        let others = self.growing();
         let Some(sequence) = self.seats[slot].sequence.as_mut() else { return false };
         if sequence.held.is_some() {
             return true;
@@ -87,6 +86,13 @@ impl<M: TextModel> Engine<M> {
         Ok(room)
     }
 
+    /// Texts under way that need more pages than they have: one each is left for them.
+    fn growing(&self) -> usize {
+        let is_growing =
+            |sequence: &Sequence| sequence.held.as_ref().is_some_and(|held| held.places() < sequence.places());
+        self.by_age(is_growing).len()
+    }
+
     /// Slots of the texts for which this holds, those that came first before others.
     pub(super) fn by_age(&self, of: impl Fn(&Sequence) -> bool) -> Vec<usize> {
         let texts = self.seats.iter().enumerate().filter_map(|(slot, seat)| Some((seat.sequence.as_ref()?, slot)));
@@ -116,7 +122,7 @@ impl<M: TextModel> Engine<M> {
         while let Some(first) = (0..self.aside.len()).min_by_key(|at| self.aside[*at].sequence.number) {
             let Some(slot) = self.seats.iter().position(|seat| seat.is_free()) else { break };
             let sequence = &self.aside[first].sequence;
-            let others = self.by_age(|sequence| sequence.held.is_some()).len();
+            let others = self.growing();
             let places = if sequence.writes() { sequence.place() + 1 } else { sequence.first };
             let mut held: Held = self.pages.none(sequence.request.tenant);
             if !held.grow(places, if others > 0 { others + 1 } else { 0 }) {
