@@ -7,7 +7,7 @@ use opara_candle::StepState;
 /// What a model remembers of several texts.
 #[derive(Clone)]
 pub struct Memory {
-    /// As [`TextModel::memory`] made them. Without a table of pages, of these texts alone.
+    /// As [`TextModel::memory`](super::TextModel::memory) made them. Without a table of pages, of these texts alone.
     pub tensors: Vec<Tensor>,
     /// The pages that each text's tokens are in, in this order, as u32: `(texts, pages)`. Behind the last page of a text it has page 0, which
     /// is no text's.
