@@ -88,9 +88,9 @@ pub struct Engine<M> {
 pub struct Options {
     /// Texts at once.
     ///
-    /// On a GPU a step of 2 to 8 slots, or to [more](opara_candle::ops::alike_rows), gives a text the same bits, however many there are. A step of more slots
-    /// gives it bits that depend on their number, not on the other texts: texts may differ by a rounding while so many slots are in use. So
-    /// do those of an engine of one slot, whose kernels are the fastest for one text.
+    /// On a GPU a step of 2 to 8 slots, or to [more](opara_candle::ops::alike_rows), gives a text the same bits, however many there are. A step
+    /// of more slots gives it bits that depend on the number of slots, not on the other texts: a text may differ by a rounding then. A text of
+    /// an engine of one slot differs, too, since one row has kernels of its own, which are the fastest for it.
     pub slots: usize,
     /// Prompts that are read together, at most as many as slots. Together is faster if that many always wait, and slower if one comes
     /// at a time. A text's roundings depend on the number, not on the other prompts.

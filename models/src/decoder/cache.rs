@@ -61,7 +61,11 @@ impl Cache {
 
     /// Bytes of such a cache.
     pub fn bytes(config: &Config, batch: usize, context: usize, dtype: DType) -> u64 {
-        let place = 2 * config.kv_heads * config.head_dim * dtype.size_in_bytes();
-        (batch * Self::places(context)) as u64 * place as u64 * config.layers.len() as u64
+        (batch * Self::places(context)) as u64 * Self::place_bytes(config, dtype)
+    }
+
+    /// Bytes of the keys and values of all layers in a place.
+    pub(super) fn place_bytes(config: &Config, dtype: DType) -> u64 {
+        (2 * config.kv_heads * config.head_dim * dtype.size_in_bytes() * config.layers.len()) as u64
     }
 }

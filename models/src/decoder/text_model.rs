@@ -4,15 +4,13 @@ use candle::{Device, Result, Tensor};
 use opara_candle::ops::{self, PAGE};
 
 use super::cache::{Cache, CHUNK};
-use super::config::Config;
 use super::{room, Decoder};
 use crate::engine::{self, Memory, Part, TextError, TextModel};
 
 impl Decoder {
     /// Bytes of the keys and values of all layers in a [page](PAGE).
     pub fn page_bytes(&self) -> u64 {
-        let Config { kv_heads, head_dim, ref layers, .. } = self.config;
-        (2 * kv_heads * head_dim * PAGE * self.dtype.size_in_bytes() * layers.len()) as u64
+        PAGE as u64 * Cache::place_bytes(&self.config, self.dtype)
     }
 
     /// Free bytes of its device, if the system tells.

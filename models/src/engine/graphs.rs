@@ -39,8 +39,8 @@ pub(super) struct Graphs<M> {
 }
 
 impl<M: TextModel> Graphs<M> {
-    /// For so many slots, of which `prompts` are read at once, or up to `most` where that gives the same bits, and pages, if the model has
-    /// any.
+    /// For a number of slots and, if the model has any, of pages. `prompts` prompts are read at once, or up to `most` where that gives the same
+    /// bits.
     pub fn new(
         model: Arc<M>,
         slots: usize,
@@ -79,7 +79,7 @@ impl<M: TextModel> Graphs<M> {
         self.rows[self.rows.len() - 1]
     }
 
-    /// The rows of the smallest graph that reads so many prompts.
+    /// The rows of the smallest graph that reads this number of prompts.
     pub fn rows_to_read(&self, prompts: usize) -> usize {
         self.rows.iter().copied().find(|rows| *rows >= prompts).unwrap_or(self.most_read())
     }
@@ -187,7 +187,7 @@ impl<M: TextModel> Graphs<M> {
         Ok(self.model.read(&part, &memory)?.to_dtype(DType::F32)?)
     }
 
-    /// The state of [`read`] of so many prompts: of the slots from one on, where there are no pages.
+    /// The state of [`read`] of a number of prompts: of the slots from one on, where there are no pages.
     fn reading(&self, from: usize, prompts: usize) -> Result<InSlots> {
         let InSlots { starts, memory } = &self.in_slots;
         let memory = match memory.pages {

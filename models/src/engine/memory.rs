@@ -1,10 +1,10 @@
-//! What a model remembers of texts.
+//! The memory of a model: keys and values of texts.
 
 use candle::{Device, Result, Tensor};
 use opara_candle::ops;
 use opara_candle::StepState;
 
-/// What a model remembers of several texts.
+/// The memory of a model: keys and values of several texts.
 #[derive(Clone)]
 pub struct Memory {
     /// As [`TextModel::memory`](super::TextModel::memory) made them. Without a table of pages, of these texts alone.
@@ -34,7 +34,7 @@ impl Memory {
         self.nobodys
     }
 
-    /// The same pages, with an empty table for so many other texts.
+    /// The same pages, with an empty table for a number of other texts.
     pub(super) fn for_others(&self, texts: usize) -> Result<Self> {
         let of = |table: &Tensor| Tensor::zeros((texts, table.dim(1)?), table.dtype(), table.device());
         Ok(Self { pages: self.pages.as_ref().map(of).transpose()?, ..self.clone() })

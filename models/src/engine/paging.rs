@@ -16,7 +16,6 @@ impl<M: TextModel> Engine<M> {
     /// again.
     pub(super) fn begin(&mut self, slot: usize) -> bool {
         let part = self.graphs.model.part();
-        let others = self.growing();
         let Some(sequence) = self.seats[slot].sequence.as_mut() else { return false };
         if sequence.held.is_some() {
             return true;
@@ -29,6 +28,8 @@ impl<M: TextModel> Engine<M> {
         if !self.aside.is_empty() {
             return false;
         }
+        let others = self.growing();
+        let Some(sequence) = self.seats[slot].sequence.as_mut() else { return false };
         let request = &sequence.request;
         // The last token is always read, since the first new one follows from it. What has likelihoods is read, too. Parts are the same
         // whatever is shared: how a prompt is divided is seen in its roundings.
