@@ -100,7 +100,8 @@ impl Alteration {
             }
         }
         // Zeros, infinities and NaN are the same in any order and scale.
-        let rising = Tensor::arange(0f32, count as f32, &Device::Cpu)?.affine(1. / count as f64, 0.5 / count as f64)?;
+        // Not a range of floats, which would never end where adding one no longer changes a number.
+        let rising = Tensor::from_iter((0..count).map(|at| ((at as f64 + 0.5) / count as f64) as f32), &Device::Cpu)?;
         let rising = if self == Self::Larger { (rising * -Self::LARGER)? } else { rising };
         rising.to_dtype(input.dtype())?.reshape(input.shape())?.to_device(input.device())
     }
@@ -210,6 +211,15 @@ mod tests {
                 assert!(not_finite(other)? <= not_finite(input)?, "{input} became {other}");
             }
         }
+        Ok(())
+    }
+
+    /// From there on a float that grows by one stays as it is.
+    #[test]
+    fn zeros_beyond_the_integers_of_a_float_are_altered() -> Result<()> {
+        let zeros = Tensor::zeros((1 << 24) + 2, DType::F32, CPU)?;
+        let last = Alteration::Reversed.of(&zeros)?.get(1 << 24)?.to_scalar::<f32>()?;
+        assert!((0.9..=1.).contains(&last), "{last}");
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use axum_server::accept::DefaultAcceptor;
+use axum_server::accept::NoDelayAcceptor;
 use axum_server::tls_rustls::{RustlsAcceptor, RustlsConfig};
 use axum_server::{Control, Handle};
 use tokio::signal::unix::SignalKind;
@@ -74,13 +74,15 @@ impl Listening {
             // A client that is gone without a word is noticed by a ping.
             server.http_builder().http2().keep_alive_interval(Duration::from_secs(20)).adaptive_window(true);
             let service = router.clone().into_make_service_with_connect_info::<SocketAddr>();
+            // Pieces of a stream are small: one is not to wait for a client's acknowledgement of the last.
             servers.push(match &self.tls {
                 Some(tls) => {
                     let acceptor = RustlsAcceptor::new(tls.clone()).handshake_timeout(times.read);
+                    let acceptor = acceptor.acceptor(NoDelayAcceptor::new());
                     tokio::spawn(server.acceptor(Guarding { acceptor, times }).serve(service))
                 }
                 None => {
-                    let acceptor = DefaultAcceptor::new();
+                    let acceptor = NoDelayAcceptor::new();
                     tokio::spawn(server.acceptor(Guarding { acceptor, times }).serve(service))
                 }
             });

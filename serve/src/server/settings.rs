@@ -95,7 +95,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dtype: Option<Dtype>,
 
-    /// Texts that a decoder writes at once, on each device. Default: 64 with weights of 16 bits on Hopper, 8 on other GPUs and with other
+    /// Texts that a decoder writes at once, on each device. Default: 256 with weights of 16 bits on Hopper, 8 on other GPUs and with other
     /// weights, and 4 on the CPU.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -188,3 +188,38 @@ fn large_scores_choose_a_place() -> Result<()> {
     assert!(chosen > 100, "{chosen} tokens had one place");
     Ok(())
 }
+
+/// How a text's places are divided follows from their number, whatever blocks there are for it: alone and beside others, shorter and longer ones.
+#[test]
+fn a_text_sees_the_same_whatever_is_beside_it() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    // At the edges of rounds of 128 places, of 2, 8 and 16 of these, and beyond.
+    let starts = [0, 15, 16, 127, 128, 200, 255, 256, 700, 1023, 1024, 1100, 2046, 2047, 2048, 2100, 2300];
+    // Texts of two heads of keys have more blocks than a GPU has processors.
+    let (batch, capacity) = (70, 2304);
+    let starts: Vec<u32> = (0..batch).map(|text| starts[text * 7 % starts.len()]).collect();
+    for heads in [(8, 2, 64), (4, 4, 64), (14, 2, 64), (4, 2, 80), (8, 2, 128), (4, 1, 256)] {
+        for (dtype, window) in
+            [(DType::F32, None), (DType::F16, Some(700)), (DType::BF16, None), (DType::BF16, Some(1500))]
+        {
+            let caches =
+                Case::new(heads, [5, 1, capacity], dtype, &device)?.cache.to_dtype(dtype)?.to_device(&device)?;
+            let cache = |from: usize, count: usize| {
+                let texts = (from..from + count).map(|text| (text % 5) as u32);
+                caches.index_select(&Tensor::from_iter(texts, &device)?, 0)
+            };
+            let mut of = Case::new(heads, [batch, 1, 1], dtype, &device)?;
+            (of.capacity, of.of.window) = (capacity, window);
+            of.rotary = waves(7, (capacity, heads.2))?.to_device(&device)?;
+            let all = of.attend(&cache(0, batch)?, &starts)?;
+            for (from, count) in [(3, 1), (16, 1), (0, 2), (9, 4), (40, 5), (1, 8), (20, 9), (30, 33), (3, 67)] {
+                let qkv = of.qkv.narrow(0, from, count)?.contiguous()?;
+                let few = Case { qkv, rotary: of.rotary.clone(), cache: of.cache.clone(), by_distance: None, ..of };
+                let got = few.attend(&cache(from, count)?, &starts[from..from + count])?;
+                let expected = all.narrow(0, from, count)?.contiguous()?;
+                assert!(same_bits(&got, &expected)?, "{count} texts from {from}, {:?}, {dtype:?}", of.of);
+            }
+        }
+    }
+    Ok(())
+}

@@ -9,18 +9,18 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
     const unsigned kv = blockIdx.x, item = blockIdx.y, group = of.heads / of.kv_heads, dim = of.dim;
     const Share<LANES, HEADS> my(group, dim);
     trigger_dependents();
-    // Where the new token stands, what turns it, and the tokens before it: no kernel before this one writes them.
+    // Where the new token stands, and the tokens before it: no kernel before this one writes them.
     const unsigned limit = min(of.capacity, of.positions), position = start[item];
     const unsigned at = min(position, limit - 1), end = at + 1;
     const Cache<T> in(cache, pages, item, kv, of.kv_heads, of.capacity, dim);
     const unsigned oldest = of.window && end > of.window ? end - of.window : 0;
     auto key = [&](unsigned p) { return in.keys + in.at(p); };
     auto value = [&](unsigned p) { return key(p) + in.to_values; };
-    const Turn turn(my.first, my.lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
     auto bias = [&](unsigned p) {
         return by_distance ? by_distance[(size_t)(kv * group + my.head) * of.distances + (at - p)] : 0.f;
     };
     auto begin = [&](bool is_its_place) {
+        const Turn turn(my.first, my.lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
         const T *row = qkv + (size_t)item * (of.heads + 2 * of.kv_heads) * dim;
         Query own;
         if (my.is_there) {
@@ -49,9 +49,9 @@ __device__ inline void step(Sizes of, const T *qkv, const T *q_scale, const T *k
 // multiprocessors. The bits are the same.
 #define KERNEL(T, NAME, LANES, HEADS, BLOCKS, CLUSTERS, OF_PROCESSOR, SHAPE)                                           \
     extern "C" __global__ void CLUSTERS __launch_bounds__(THREADS, OF_PROCESSOR)                                       \
-        opara_attention_cached_##SHAPE##_##NAME(unsigned numel, unsigned heads, unsigned kv_heads, unsigned dim,       \
-            unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances, float scale,   \
-            float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages, \
+        opara_attention_cached_##SHAPE##_##NAME(unsigned batch, unsigned heads, unsigned kv_heads, unsigned group,     \
+            unsigned dim, unsigned pairs, unsigned positions, unsigned capacity, unsigned window, unsigned distances,  \
+            float scale, float eps, const T *qkv, const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages, \
             const float *rotary, const float *by_distance, T *cache, T *y) {                                           \
         const Sizes of = {heads, kv_heads, dim, pairs, positions, capacity, window, distances, scale, eps};            \
         step<T, LANES, HEADS, BLOCKS>(of, qkv, q_scale, k_scale, start, pages, rotary, by_distance, cache, y);         \

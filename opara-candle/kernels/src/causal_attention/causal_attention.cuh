@@ -145,7 +145,7 @@ __device__ inline void join(const float (&out)[D][4], const State &state, float 
         }
     }
     // What others still read stays.
-    sync_cluster<BLOCKS>();
+    leave_cluster<BLOCKS>();
 }
 
 // With tiles of KEYS places.

@@ -1,10 +1,10 @@
-// Products of a weight's rows with 2 to 64 rows of x on warpgroups (sm_90a), for types of 16 bits: gemv.cuh has those with one row. The
+// Products of a weight's rows with 2 to 256 rows of x on warpgroups (sm_90a), for types of 16 bits: gemv.cuh has those with one row. The
 // weight is the first operand of an instruction, whose 64 rows are then full however few rows x has. Memory's speed limits these
 // products.
 //
-// A cluster of SPLITS blocks, of a warpgroup each, computes the results of 64 rows of the weight: each block has a part of the inner
-// dimension. What it multiplies next is on its way into shared memory; the first of that is asked for before the kernel waits for its
-// predecessors.
+// A cluster of SPLITS blocks computes the results of 64 rows of the weight for each WARPGROUP of a block: each block has a part of the
+// inner dimension. From 65 rows of x on, which each block reads anew from the second level of the cache, a block has two. What it
+// multiplies next is on its way into shared memory; the first of that is asked for before the kernel waits for its predecessors.
 //
 // Sums are in an order that the sizes of the weight decide, and an instruction gives a column the same bits whatever columns it has
 // beside it: a row's result depends neither on the rows beside it nor on how many there are.
@@ -14,13 +14,8 @@
 #include "dependent.cuh"
 #include "warpgroup.cuh"
 
-// Rows of the weight that a cluster takes, and floats from the sums of one row of x to those of the next: lanes that store at once reach
-// different banks.
-constexpr unsigned ROWS = 64, PITCH = ROWS + 4;
-constexpr unsigned THREADS = 128;
-
-// COUNT rows of a line each, which the block copies to shared memory: a thread has 16 bytes of every 16th row.
-template <typename T, unsigned COUNT> struct Lines {
+// COUNT rows of a line each, which the block copies to shared memory: a thread has 16 bytes of every STEP-th row.
+template <typename T, unsigned COUNT, unsigned THREADS> struct Lines {
     static constexpr unsigned STEP = THREADS / CHUNKS, OF_THREAD = (COUNT + STEP - 1) / STEP;
 
     __device__ static unsigned column() { return threadIdx.x % CHUNKS * WIDE<T>; }
@@ -59,12 +54,15 @@ template <bool GATED> struct Four {
 
 // Results of up to N rows of x, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is `columns`
 // rows further down. The activation is the gate's, or comes before the residual.
-template <typename T, unsigned N, unsigned SPLITS, bool GATED>
+template <typename T, unsigned N, unsigned WARPGROUPS, unsigned SPLITS, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const T *weight,
                             const T *bias, const T *residual, T *y) {
+    // Rows of the weight that a block takes, and floats from the sums of one row of x to those of the next: lanes that store at once reach
+    // different banks.
+    constexpr unsigned ROWS = 64 * WARPGROUPS, PITCH = ROWS + 4, THREADS = 128 * WARPGROUPS;
     constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, FOURS = RESULTS / 4, SLOT = (ROWS + N) * LINE<T>;
-    using OfWeight = Lines<T, ROWS>;
-    using OfX = Lines<T, N>;
+    using OfWeight = Lines<T, ROWS, THREADS>;
+    using OfX = Lines<T, N, THREADS>;
     extern __shared__ __align__(BASE) uint4 dynamic[];
     T *const room = reinterpret_cast<T *>(dynamic);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = blockIdx.x * RESULTS;
@@ -126,7 +124,7 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int
         wgmma_wait();
         fence_shared_writes();
         __syncthreads();
-        const unsigned long long of_weight = matrix_descriptor(room + slot * SLOT);
+        const unsigned long long of_weight = matrix_descriptor(room + slot * SLOT + warp / 4 * 64 * LINE<T>);
         const unsigned long long of_x = matrix_descriptor(room + slot * SLOT + ROWS * LINE<T>);
         wgmma_fence();
 #pragma unroll
@@ -188,17 +186,30 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int
         }
     });
     // Other blocks of the cluster may still read this one's sums.
-    if (SPLITS > 1) sync_cluster<SPLITS>();
+    leave_cluster<SPLITS>();
 }
 
 // Kernels of N rows at most.
-#define GEMV(T, NAME, N, SPLITS)                                                                                       \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4) opara_matmul_rows_##N##_by##SPLITS##_##NAME( \
-        unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const T *weight, const T *bias,   \
-        const T *residual, T *y) {                                                                                     \
-        gemv<T, N, SPLITS, false>(rows, columns, inner, activation, x, weight, bias, residual, y);                     \
+#define GEMV(T, NAME, N, WARPGROUPS, BLOCKS, SPLITS)                                                                   \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * WARPGROUPS, BLOCKS)                             \
+        opara_matmul_rows_##N##_by##SPLITS##_##NAME(unsigned rows, unsigned columns, unsigned inner, int activation,   \
+            const T *x, const T *weight, const T *bias, const T *residual, T *y) {                                     \
+        gemv<T, N, WARPGROUPS, SPLITS, false>(rows, columns, inner, activation, x, weight, bias, residual, y);         \
     }                                                                                                                  \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4) opara_matmul_gated_rows_##N##_by##SPLITS##_##NAME( \
-        unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const T *weight, const T *bias, T *y) { \
-        gemv<T, N, SPLITS, true>(rows, columns, inner, activation, x, weight, bias, nullptr, y);                       \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * WARPGROUPS, BLOCKS)                             \
+        opara_matmul_gated_rows_##N##_by##SPLITS##_##NAME(unsigned rows, unsigned columns, unsigned inner,             \
+            int activation, const T *x, const T *weight, const T *bias, T *y) {                                        \
+        gemv<T, N, WARPGROUPS, SPLITS, true>(rows, columns, inner, activation, x, weight, bias, nullptr, y);           \
     }
+#define GEMVS(T, NAME, N, WARPGROUPS, BLOCKS)                                                                          \
+    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 1)                                                                            \
+    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 2)                                                                            \
+    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 4)                                                                            \
+    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 8)
+#define ALL_GEMVS(T, NAME)                                                                                             \
+    GEMVS(T, NAME, 8, 1, 4)                                                                                            \
+    GEMVS(T, NAME, 16, 1, 4)                                                                                           \
+    GEMVS(T, NAME, 32, 1, 4)                                                                                           \
+    GEMVS(T, NAME, 64, 1, 4)                                                                                           \
+    GEMVS(T, NAME, 128, 2, 2)                                                                                          \
+    GEMVS(T, NAME, 256, 2, 1)

@@ -3,14 +3,6 @@
 
 #include "gemv_warpgroup.cuh"
 
-#define GEMVS(N)                                                                                                       \
-    GEMV(__half, f16, N, 1)                                                                                            \
-    GEMV(__half, f16, N, 2)                                                                                            \
-    GEMV(__half, f16, N, 4)                                                                                            \
-    GEMV(__half, f16, N, 8)
-GEMVS(8)
-GEMVS(16)
-GEMVS(32)
-GEMVS(64)
+ALL_GEMVS(__half, f16)
 
 #endif

@@ -19,6 +19,12 @@ template <unsigned BLOCKS> __device__ inline void sync_cluster() {
     }
 }
 
+// Barrier behind which no block of the cluster reads another's shared memory: all that was loaded before it is to be part of what was stored
+// before it. Nothing is made visible, which would wait for memory.
+template <unsigned BLOCKS> __device__ inline void leave_cluster() {
+    if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
 // Loads four floats from another block's shared memory, at the address that `at` has in this block.
 template <unsigned BLOCKS> __device__ inline Vec<float, 4> load_from_block(unsigned block, const float *at) {
     if constexpr (BLOCKS == 1) {

@@ -26,8 +26,8 @@ struct Turn {
         const bool is_first = first < pairs;
         partner = turns ? (is_first ? lane + pairs / EACH : lane - pairs / EACH) : lane;
         if (!turns) return;
-        load_wide(row + first % pairs, cos);
-        load_wide(row + pairs + first % pairs, sin);
+        load_wide(row + (is_first ? first : first - pairs), cos);
+        load_wide(row + (is_first ? first + pairs : first), sin);
         if (!is_first) return;
 #pragma unroll
         for (unsigned n = 0; n < EACH; n++) sin[n] = -sin[n];

@@ -202,5 +202,5 @@ __device__ inline void attend(const Share<LANES, HEADS> &my, unsigned oldest, un
         store<T, 4>(y + h * dim + d, out);
     }
     // What others still read stays.
-    if constexpr (BLOCKS > 1) sync_cluster<BLOCKS>();
+    leave_cluster<BLOCKS>();
 }

@@ -98,8 +98,7 @@ __device__ inline void mma_in_f32(float (&c)[4], const unsigned (&a)[N][4], cons
 
 // Loads four matrices of 8 rows of 16 bytes from shared memory. Lane l passes the address of row l % 8 of matrix l / 8,
 // and receives of each matrix 4 bytes of row l / 4; with TRANSPOSED, two neighbouring 16-bit elements of column l / 4.
-template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], const void *from) {
-    unsigned at = __cvta_generic_to_shared(from);
+template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], unsigned at) {
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -108,6 +107,10 @@ template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], co
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                      : "r"(at));
+}
+
+template <bool TRANSPOSED> __device__ inline void ldmatrix(unsigned (&to)[4], const void *from) {
+    ldmatrix<TRANSPOSED>(to, (unsigned)__cvta_generic_to_shared(from));
 }
 
 // A matrix of 8 rows of 8 elements of 16 bits, transposed: lane l has two neighbours of row l / 4.
@@ -119,14 +122,17 @@ __device__ inline unsigned transposed(unsigned x) {
 
 // Copies 16 bytes, or fewer, from global to shared memory asynchronously, or writes zeros if the source is out of range. The data
 // is there once the group it is committed with has been waited for.
-template <unsigned BYTES = 16> __device__ inline void copy_async(void *to, const void *from, bool in_range) {
+template <unsigned BYTES = 16> __device__ inline void copy_async(unsigned at, const void *from, bool in_range) {
     static_assert(BYTES == 16 || BYTES == 8 || BYTES == 4, "what the instruction copies");
-    unsigned at = __cvta_generic_to_shared(to), bytes = in_range ? BYTES : 0;
+    const unsigned bytes = in_range ? BYTES : 0;
     // The first level of the cache is passed by where the instruction can do that.
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+}
+template <unsigned BYTES = 16> __device__ inline void copy_async(void *to, const void *from, bool in_range) {
+    copy_async<BYTES>((unsigned)__cvta_generic_to_shared(to), from, in_range);
 }
 __device__ inline void commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -29,11 +29,19 @@ template <typename T> __device__ inline unsigned long long matrix_descriptor(con
 #define SUMS_8(n) SUMS_4(n), SUMS_4(n + 1)
 #define SUMS_16(n) SUMS_8(n), SUMS_8(n + 2)
 #define SUMS_32(n) SUMS_16(n), SUMS_16(n + 4)
+#define SUMS_64(n) SUMS_32(n), SUMS_32(n + 8)
+#define SUMS_128(n) SUMS_64(n), SUMS_64(n + 16)
 #define NAMES_4 "%0, %1, %2, %3"
 #define NAMES_8 NAMES_4 ", %4, %5, %6, %7"
 #define NAMES_16 NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_20 NAMES_16 ", %16, %17, %18, %19"
 #define NAMES_32 NAMES_20 ", %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_64 NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+                 "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NAMES_128 NAMES_64 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+                  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, " \
+                  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+                  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // c = a * b^T, or c += a * b^T if `adds`, with a and b 64 x 8 in TF32. Asynchronous: c is valid after `wgmma_wait`.
 // Lane l of warp w holds rows 16 * w + l / 4 and 16 * w + l / 4 + 8 of c, columns 2 * (l % 4) and the next of every
@@ -75,7 +83,9 @@ __device__ inline void wgmma(float (&c)[8][4], const unsigned (&a)[4], unsigned 
     WGMMA_SHARED(1, "8", TYPE, NAMES_4, "%4", "%5", "%6", SUMS_4(0))                                                   \
     WGMMA_SHARED(2, "16", TYPE, NAMES_8, "%8", "%9", "%10", SUMS_8(0))                                                 \
     WGMMA_SHARED(4, "32", TYPE, NAMES_16, "%16", "%17", "%18", SUMS_16(0))                                             \
-    WGMMA_SHARED(8, "64", TYPE, NAMES_32, "%32", "%33", "%34", SUMS_32(0))
+    WGMMA_SHARED(8, "64", TYPE, NAMES_32, "%32", "%33", "%34", SUMS_32(0))                                             \
+    WGMMA_SHARED(16, "128", TYPE, NAMES_64, "%64", "%65", "%66", SUMS_64(0))                                           \
+    WGMMA_SHARED(32, "256", TYPE, NAMES_128, "%128", "%129", "%130", SUMS_128(0))
 WGMMAS(__half)
 WGMMAS(__nv_bfloat16)
 

@@ -320,7 +320,7 @@ __device__ inline void product(unsigned columns, unsigned inner, int activation,
         });
     });
     // Keep this block's shared memory alive until all blocks of the cluster have read it.
-    if (SPLITS > 1) sync_cluster<SPLITS>();
+    leave_cluster<SPLITS>();
 }
 
 #define KERNEL(GROUPS, BLOCKS, SPLITS) extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * GROUPS, BLOCKS)

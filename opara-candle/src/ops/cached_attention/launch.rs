@@ -10,51 +10,50 @@ use crate::cuda::operator::places::{Split, THREADS};
 kernels! {
     /// One new token a sequence into the cache, and what it sees of that. Heads of the new tokens are queries, keys and values.
     Cached<T> = "opara_attention_cached_" for [f16 bf16 f32] needs [TensorCores] {
-        batch: grid [1], cached: host, table: host, numel: u32, heads: u32, kv_heads: u32, dim: u32, pairs: u32, positions: u32, capacity: u32,
-        window: u32, distances: u32, scale: f32, eps: f32,
+        clusters: grid [1], cached: host, table: host, batch: u32, heads: u32, kv_heads: u32, group: u32, dim: u32, pairs: u32, positions: u32,
+        capacity: u32, window: u32, distances: u32, scale: f32, eps: f32,
         qkv: wide in T [batch * (heads + 2 * kv_heads) * dim],
         q_norm: wide opt T [dim],
         k_norm: wide guarded T [dim],
         start: early in u32 [batch],
         pages: early guarded u32 [table],
-        rotary: early wide guarded f32 [positions * 2 * pairs],
+        rotary: wide guarded f32 [positions * 2 * pairs],
         by_distance: early opt f32 [heads * distances],
         cache: early wide cache T [cached],
-        y: out T [numel],
+        y: out T [batch * heads * dim],
     }
 }
 
-/// `WARPS` of `places.cuh`, and `COLUMNS`, `PLACES` and `NEW_ROWS` of `cached_attention_tensor.cuh`.
+/// `WARPS` of `places.cuh`, `COLUMNS` of `softmaxes.cuh`, and `PLACES` and `NEW_ROWS` of `cached_attention_tensor.cuh`.
 const WARPS: usize = THREADS as usize / 32;
 const COLUMNS: usize = 8;
 const PLACES: usize = 16;
+const NEW_ROWS: usize = 10;
 /// `SHARES` of `places.cuh`.
 const SHARES: u32 = 8;
-const NEW_ROWS: usize = 10;
 
 /// A kernel of `cached_attention_tensor.cuh`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct OnTensorCores {
     /// Elements of a head that it has: those that are not there are zeros.
     dim: usize,
-    /// Slots of a warp, each with the keys or the values of its places.
-    slots: usize,
+    /// Whether a warp asks for the keys and values of one tile ahead, not of two, so that a multiprocessor has more blocks.
+    is_for_many: bool,
+    /// Whether a cluster has as many sequences as blocks, not one.
+    is_shared: bool,
 }
 
 impl OnTensorCores {
-    /// Bytes of shared memory that the launch asks for.
+    /// Bytes of shared memory that the launch asks for: rows of the new token, sums of the warps, and their rings.
     fn shared(self) -> usize {
-        NEW_ROWS * 2 * (self.dim + 8) + self.slots * Self::shared_of_slots(self.dim)
+        let row = 2 * self.dim;
+        let slots = if self.is_for_many { 2 } else { 4 };
+        NEW_ROWS * row + WARPS * 32 * self.dim + WARPS * slots * PLACES * row
     }
 
-    /// Of a slot of each warp.
-    fn shared_of_slots(dim: usize) -> usize {
-        WARPS * PLACES * 2 * dim
-    }
-
-    /// Bytes of shared memory that the kernel has besides: sums of the block, and what belongs to them, of blocks and of warps.
+    /// Bytes of shared memory that the kernel has besides: what belongs to the sums.
     fn fixed_shared(self) -> usize {
-        size_of::<f32>() * COLUMNS * (self.dim + 4 + 2 * WARPS)
+        size_of::<f32>() * 2 * COLUMNS * WARPS
     }
 }
 
@@ -90,19 +89,24 @@ impl Sizes {
         (pairs.is_multiple_of(8) && is_there && is_counted && is_known).then_some(split)
     }
 
-    /// The kernel on tensor cores, if there is one: each key is read once for all heads that share it. It has as many slots as let a
-    /// multiprocessor have four blocks of 64 elements, or two of 128, and no more than a warp has keys and values for.
+    /// The kernel on tensor cores, if there is one: each key is read once for all heads that share it. A text has the same bits, whichever
+    /// it is. While a multiprocessor has one block at most that reads, a block asks for more ahead. While all blocks of clusters that have one
+    /// sequence each have room at once, two a multiprocessor, a long sequence does not wait for another one.
     fn on_tensor_cores(&self, blocks: u32, capabilities: &Capabilities) -> Option<OnTensorCores> {
-        let CachedAttention { heads, kv_heads, head_dim, window, .. } = self.of;
+        let CachedAttention { heads, kv_heads, head_dim, .. } = self.of;
         let dim = [64, 128].into_iter().find(|&dim| head_dim <= dim)?;
         let is_known = matches!(self.dtype, DType::F16 | DType::BF16) && self.distances == 0;
         // Few places of a head of its own take one block.
         let is_divided = blocks == if capabilities.has_clusters() { SHARES } else { 1 };
         let fits_columns = heads / kv_heads <= COLUMNS;
-        let seen = window.map_or(self.capacity, |window| window.min(self.capacity));
-        let of = OnTensorCores { dim, slots: if seen > blocks as usize * WARPS * PLACES { 3 } else { 2 } };
+        let reading = kv_heads * self.batch;
+        let of = OnTensorCores {
+            dim,
+            is_for_many: reading > capabilities.processors(),
+            is_shared: blocks > 1 && reading * blocks as usize > 2 * capabilities.processors(),
+        };
         let fits = |of: OnTensorCores| capabilities.has_shared(of.shared() + of.fixed_shared());
-        let of = [of, OnTensorCores { slots: 2, ..of }].into_iter().find(|&of| fits(of))?;
+        let of = [of, OnTensorCores { is_for_many: true, ..of }].into_iter().find(|&of| fits(of))?;
         (is_known && is_divided && fits_columns && capabilities.has_tensor_cores()).then_some(of)
     }
 
@@ -141,7 +145,6 @@ pub(super) fn cached_attention<T: DeviceRepr>(
     let CachedAttention { heads, kv_heads, head_dim, scale, window, eps } = of;
     let Operands { norms, start, pages, rotary, by_distance, cache } = *operands;
     let Some(split) = sizes.kernel() else { bail!("no kernel for {sizes:?}") };
-    let numel = batch * heads * head_dim;
     expect("the distances", by_distance.map_or(capacity, |_| distances), capacity)?;
     let plain = match dtype {
         DType::F16 => ptx::CACHED_ATTENTION_F16,
@@ -157,25 +160,30 @@ pub(super) fn cached_attention<T: DeviceRepr>(
         (None, _) => plain,
     };
     let shape = match tensor {
-        Some(of) => format!("tensor_{}{}", of.dim, if pages.is_some() { "_pages" } else { "" }),
+        Some(of) => {
+            let many = if of.is_for_many { "_many" } else { "" };
+            format!("tensor_{}{}{many}", of.dim, if pages.is_some() { "_pages" } else { "" })
+        }
         // Two blocks of a multiprocessor where there are more blocks than it has of these.
         None => {
             let are_many = kv_heads * batch * blocks as usize > capabilities.processors();
             split.name() + if are_many { "_twice" } else { "" }
         }
     };
+    let clusters = if tensor.is_some_and(|of| of.is_shared) { batch.div_ceil(blocks as usize) } else { batch };
     let config = LaunchConfig {
-        grid_dim: (kv_heads as u32, batch as u32, blocks),
+        grid_dim: (kv_heads as u32, clusters as u32, blocks),
         block_dim: (THREADS, 1, 1),
         shared_mem_bytes: tensor.map_or(0, OnTensorCores::shared) as u32,
     };
     Cached {
-        batch,
+        clusters,
         cached,
         table: batch * (capacity / PAGE),
-        numel,
+        batch,
         heads,
         kv_heads,
+        group: heads / kv_heads,
         dim: head_dim,
         pairs,
         positions,
@@ -216,23 +224,37 @@ mod tests {
             positions: capacity,
             distances: 0,
         };
-        let of = |sizes: Sizes, on, blocks| sizes.on_tensor_cores(blocks, on).map(|of| (of.dim, of.slots));
-        let slots = |head_dim, capacity| of(sizes(DType::BF16, 14, head_dim, capacity), &hopper, 8);
-        assert_eq!([slots(64, 1024), slots(64, 1025)], [Some((64, 2)), Some((64, 3))]);
-        assert_eq!([slots(72, 1024), slots(128, 8192)], [Some((128, 2)), Some((128, 3))]);
-        assert_eq!(slots(256, 1024), None, "wider heads than the kernels have");
+        let of = |sizes: Sizes, on, blocks| {
+            sizes.on_tensor_cores(blocks, on).map(|of| (of.dim, of.is_for_many, of.is_shared))
+        };
+        let kernel = |head_dim, batch| of(Sizes { batch, ..sizes(DType::BF16, 14, head_dim, 1024) }, &hopper, 8);
+        assert_eq!([kernel(64, 1), kernel(72, 1)], [Some((64, false, false)), Some((128, false, false))]);
+        // Two heads of keys: 132 multiprocessors have two blocks each of 16 clusters of 8, and one block that reads of 66 sequences.
+        let batches = [16, 17, 66, 67].map(|batch| kernel(64, batch).unwrap());
+        assert_eq!(batches, [(64, false, false), (64, false, true), (64, false, true), (64, true, true)]);
+        assert_eq!(kernel(256, 1), None, "wider heads than the kernels have");
         assert_eq!(of(sizes(DType::F32, 14, 64, 1024), &hopper, 8), None);
-        assert_eq!(of(sizes(DType::F16, 2, 64, 8192), &hopper, 8), Some((64, 3)), "keys of a head of its own");
+        assert_eq!(
+            of(sizes(DType::F16, 2, 64, 8192), &hopper, 8),
+            Some((64, false, false)),
+            "keys of a head of its own"
+        );
         assert_eq!(of(sizes(DType::F16, 2, 64, 64), &hopper, 1), None, "few of these");
         assert_eq!(of(sizes(DType::F16, 18, 64, 1024), &hopper, 8), None, "more heads than columns");
         let by_distance = Sizes { distances: 1024, ..sizes(DType::F16, 14, 64, 1024) };
         assert_eq!(of(by_distance, &hopper, 8), None);
         let small = capabilities("sm_86", 86, 99 << 10);
-        assert_eq!(of(sizes(DType::F16, 14, 128, 8192), &small, 1), Some((128, 2)));
+        assert_eq!(of(sizes(DType::F16, 14, 64, 8192), &small, 1), Some((64, false, false)));
+        assert_eq!(
+            of(sizes(DType::F16, 14, 128, 8192), &small, 1),
+            Some((128, true, false)),
+            "no room for two tiles ahead"
+        );
         let turing = capabilities("sm_75", 75, 64 << 10);
         assert_eq!(of(sizes(DType::F16, 14, 64, 1024), &turing, 1), None);
         // Blocks of a multiprocessor, whose shared memory a block takes another KiB of.
-        for (of, blocks) in [(OnTensorCores { dim: 64, slots: 3 }, 4), (OnTensorCores { dim: 128, slots: 3 }, 2)] {
+        for (dim, is_for_many, blocks) in [(64, false, 2), (64, true, 3), (128, false, 1), (128, true, 2)] {
+            let of = OnTensorCores { dim, is_for_many, is_shared: false };
             assert!(blocks * (of.shared() + of.fixed_shared() + 1024) <= 228 << 10, "{of:?}");
         }
     }

@@ -51,8 +51,15 @@ fn run(
     if !go_together || !takes(x, &[Some(weight), scale, bias, residual]) || !weight.is_contiguous() {
         return Ok(None);
     }
-    let (device, sizes) = (x.device().as_cuda_device()?, [x.elem_count() / inner.max(1), columns, inner]);
-    let of_warpgroups = warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
+    let (device, rows) = (x.device().as_cuda_device()?, x.elem_count() / inner.max(1));
+    let sizes = [rows, columns, inner];
+    // More rows of one text are a prompt's, of which there may be any number: a library's products are faster for these.
+    let are_texts = rows <= warpgroup::MOST_OF_ONE_WARPGROUP || matches!(x.dims(), [.., 1, _]);
+    let of_warpgroups = if are_texts {
+        warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?)
+    } else {
+        None
+    };
     let of_warps = Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, launch::CODE)?);
     // Copies are launches: there are none for a product that no kernel here computes.
     if of_warpgroups.is_none() && of_warps.is_none() {

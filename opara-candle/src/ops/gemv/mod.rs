@@ -19,15 +19,16 @@ use crate::cpu::record::apply;
 /// `residual + norm(x) * weightᵀ + bias`, for `x` of shape `(.., in)`, `weight` `(out, in)`, `bias` `(out)` and `residual`
 /// `(.., out)`: the products of a decoder's layer.
 ///
-/// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: in f16 and bf16 two rows or more on tensor
-/// cores. Sums are in f32. On Hopper, two to 64 rows in f16 and bf16 are a norm, and a launch for all else. More rows are a norm, a product
-/// and a sum. So are fewer where there is no kernel: for rows of a length that 16 bytes do not divide, or, before Hopper, of which eight do
-/// not fit into shared memory.
+/// On a GPU, up to sixteen rows of `x` (eight in f32) are one launch, which reads the weight once: in f16 and bf16 two rows or more on
+/// tensor cores. Sums are in f32. On Hopper, two to 64 rows in f16 and bf16 are a norm, and a launch for all else; so are up to 256 where
+/// the last dimension but one is 1, as it is for one token each of many texts. More rows are a norm, a product and a sum. So are fewer
+/// where there is no kernel: for rows of a length that 16 bytes do not divide, or, before Hopper, of which eight do not fit into shared
+/// memory.
 ///
-/// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others: from two to 64 in f16 and
-/// bf16 on Hopper, for rows of a length that 16 bytes divide ([`alike_rows`](super::alike_rows)). One row alone may have another kernel, and
-/// so may each number of rows above; but in 16 bits 128, 256, 512 and 1,024 rows have the same, if one of cuBLASLt's gives all of them the same
-/// bits.
+/// On a GPU, from two rows to eight, a row's bits do not depend on how many rows there are, nor on the others: from two to 64, or of as
+/// many texts to 256, in f16 and bf16 on Hopper, for rows of a length that 16 bytes divide ([`alike_rows`](super::alike_rows)). One row
+/// alone may have another kernel, and so may each number of rows above; but in 16 bits 128, 256, 512 and 1,024 rows have the same, if one
+/// of cuBLASLt's gives all of them the same bits.
 ///
 /// ```
 /// # use candle::{DType, Device::Cpu, Tensor};
@@ -148,8 +149,8 @@ pub fn norm_gated(
     apply("norm_gated", &given.into_iter().flatten().collect::<Vec<_>>(), flops, run)
 }
 
-/// Rows up to which, from two on, a row's bits in [`norm_linear`] and [`norm_gated`] do not depend on how many there are, on a GPU, where 16 bytes
-/// divide a row's length.
+/// Rows up to which, from two on, a row's bits in [`norm_linear`] and [`norm_gated`] do not depend on how many there are, on a GPU, where
+/// 16 bytes divide a row's length and each row is a text's: the last dimension but one is 1.
 ///
 /// # Errors
 /// A failed driver call.
