@@ -1,8 +1,8 @@
 """Measures opara-serve and vLLM on one GPU, one after the other, with the same client, weights and prompts.
 
     side_by_side.py --weights FOLDER --name llama-1b --opara target/release/opara-serve --vllm FOLDER \\
-        --cells 128/128:1,8,32,64,128,256 -o results/serving.json
-    side_by_side.py --table -o results/serving.json
+        --cells 128/128:1,8,32,64,128,256 -o benches/results/serving.json
+    side_by_side.py --table -o benches/results/serving.json
 
 The order is opara, vllm, opara (`--order`): what the machine itself changed meanwhile shows as a difference of the first and the last.
 Each server is started for its turn, and has ended with all its processes before the next one starts.
@@ -44,8 +44,10 @@ NUMBERS = {
     "tok_s": (True, "tokens/s"),
     "ttft_p50_ms": (False, "first token, p50 ms"),
     "ttft_p99_ms": (False, "first token, p99 ms"),
-    "itl_p50_ms": (False, "between tokens, p50 ms"),
-    "itl_p99_ms": (False, "between tokens, p99 ms"),
+    # Of whole replies: an engine that sends several tokens at once has fewer parts.
+    "tpot_p50_ms": (False, "a token, p50 ms"),
+    "tpot_p99_ms": (False, "a token, p99 ms"),
+    "itl_p99_ms": (False, "between parts of a stream, p99 ms"),
 }
 
 
@@ -296,13 +298,13 @@ def table(rows):
         told = "\n" + ", ".join([first["model"], first["dtype"], first["gpu"], *settings])
         if told != head:
             columns = f"{'workload':>10} {'clients':>7} {'opara tok/s':>12} {'vLLM tok/s':>12} {'ratio':>6}"
-            lines += [told, columns + "  first token, p50 ms  between, p50 ms"]
+            lines += [told, columns + "  first token, p50 ms  a token, p50 ms"]
             head = told
         means = {engine: {name: mean([row[name] for row in side]) for name in NUMBERS} for engine, side in sides.items() if side}
         cells = [f"{first['workload']:>10} {first['clients']:>7}"]
         cells += [f"{means[engine]['tok_s']:>12,.0f}" if engine in means else f"{'-':>12}" for engine in NAMES]
         cells.append(f"{means['opara']['tok_s'] / means['vllm']['tok_s']:>6.2f}" if len(means) == 2 else f"{'-':>6}")
-        for name, width in (("ttft_p50_ms", 20), ("itl_p50_ms", 16)):
+        for name, width in (("ttft_p50_ms", 20), ("tpot_p50_ms", 16)):
             cells.append(f"{' / '.join(f'{means[engine][name]:.1f}' if engine in means else '-' for engine in NAMES):>{width}}")
         lines.append(" ".join(cells))
         if len(means) == 2:

@@ -306,7 +306,8 @@ impl Decoder {
         }
     }
 
-    /// Logits of hidden states: `(.., vocab)` of `(.., hidden)`.
+    /// Logits of hidden states: `(.., vocab)` of `(.., hidden)`. The bits of more than 64 texts do not depend on their number in `(texts, 1, hidden)`
+    /// alone ([`norm_linear`](opara_candle::ops::norm_linear)).
     ///
     /// # Errors
     /// Those of the operators.

@@ -88,7 +88,9 @@ class OpenAI(unittest.TestCase):
         self.assertTrue(self.chat(response_format={"type": "json_object"}).choices[0].message.content.startswith("{"))
 
     def test_calls(self):
-        for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        one = {"type": "function", "function": {"name": "weather"}}
+        allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [one]}}
+        for choice in ("required", one, allowed):
             answer = self.chat(tools=[TOOL], tool_choice=choice, parallel_tool_calls=False).choices[0]
             self.assertEqual((answer.finish_reason, len(answer.message.tool_calls)), ("tool_calls", 1))
             call = answer.message.tool_calls[0]
@@ -123,6 +125,10 @@ class OpenAI(unittest.TestCase):
         called = self.client.responses.create(**ask, tools=[tool], tool_choice="required", parallel_tool_calls=False)
         call = called.output[0]
         Weather.model_validate_json(call.arguments)
+        other = {"type": "function", "name": "other", "parameters": {"type": "object"}}
+        allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "weather"}]}
+        narrowed = self.client.responses.create(**ask, tools=[other, tool], tool_choice=allowed, parallel_tool_calls=False)
+        self.assertEqual(narrowed.output[0].name, "weather")
         # With its result the call is a part of the next request.
         turns = HI + called.output + [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"}]
         self.assertEqual(self.client.responses.create(**{**ask, "input": turns}, tools=[tool], extra_body=only("rain")).output_text, "rain")

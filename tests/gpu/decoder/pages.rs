@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle::{DType, Device, Result, Tensor};
+use candle::{DType, Result, Tensor};
 use opara_candle::ops::{self, CachedAttention, NewTokens, PAGE};
 use opara_candle::OparaExecutor;
 use opara_models::decoder::{Config, Decoder};
@@ -37,7 +37,6 @@ fn in_pages(cache: &Tensor, table: &[Vec<u32>], others: f64) -> Result<Tensor> {
 #[test]
 fn attention_over_pages_has_the_bits_of_attention_over_rows() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let of_device = |x: &Tensor, device: &Device| x.to_device(device);
     for ((heads, kv_heads, head_dim), dtype) in HEADS.iter().flat_map(|&heads| DTYPES.map(|dtype| (heads, dtype))) {
         for (tokens, pages) in [(1, 1), (1, 5), (3, 5), (128, 5), (1, 40), (128, 40)] {
             // Without a kernel a token of a text is several launches.
@@ -47,6 +46,10 @@ fn attention_over_pages_has_the_bits_of_attention_over_rows() -> Result<()> {
             let places = pages * PAGE;
             let cache = waves(5, (3, 2, kv_heads, places, head_dim))?.to_dtype(dtype)?;
             let own = table(3, pages);
+            let (in_row, in_pages) = (cache.to_device(&device)?, in_pages(&cache, &own, f64::NAN)?.to_device(&device)?);
+            let nobodys = (0..3 * pages as u32 + 3).filter(|page| own.iter().flatten().all(|own| own != page));
+            let nobodys = Tensor::new(nobodys.collect::<Vec<_>>(), &device)?;
+            let of_own = Tensor::new(own.concat(), &device)?;
             let qkv = waves(3, (3, tokens, (heads + 2 * kv_heads) * head_dim))?.to_dtype(dtype)?.to_device(&device)?;
             let rotary = waves(7, (places, head_dim))?.to_device(&device)?;
             let distances = waves(6, (heads, places))?.to_device(&device)?;
@@ -70,9 +73,8 @@ fn attention_over_pages_has_the_bits_of_attention_over_rows() -> Result<()> {
                     let by_distance = has_distances.then_some(&distances);
                     let rotary = Some(&rotary);
                     let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary, norms: None, by_distance };
-                    let row = of_device(&cache, &device)?;
+                    let (row, paged) = (in_row.copy()?, in_pages.copy()?);
                     let expected = ops::cached_attention(&of, &row, new)?;
-                    let paged = of_device(&in_pages(&cache, &own, f64::NAN)?, &device)?;
                     let got = ops::cached_attention(&of, &paged, NewTokens { pages: Some(&pages_of), ..new })?;
                     let told = format!("{of:?}, {dtype:?}, {tokens} tokens at {starts:?} of {pages} pages");
                     // What is beyond the end has no result.
@@ -81,8 +83,12 @@ fn attention_over_pages_has_the_bits_of_attention_over_rows() -> Result<()> {
                         let of = |y: &Tensor| y.get(text)?.narrow(0, 0, valid)?.contiguous();
                         assert!(same_bits(&of(&got)?, &of(&expected)?)?, "text {text}: {told}");
                     }
-                    let written = in_pages(&row.to_device(CPU)?, &own, f64::NAN)?;
-                    assert!(same_bits(&paged.to_device(CPU)?, &written)?, "the pages: {told}");
+                    let written = paged.index_select(&of_own, 0)?;
+                    let written =
+                        written.reshape((3, pages, 2, kv_heads, PAGE, head_dim))?.permute((0, 2, 3, 1, 4, 5))?;
+                    assert!(same_bits(&written.reshape(row.shape())?, &row)?, "the pages: {told}");
+                    let [before, after] = [&in_pages, &paged].map(|of| of.index_select(&nobodys, 0));
+                    assert!(same_bits(&before?, &after?)?, "nobody's pages: {told}");
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Attention over a cache reads a text's own places only, whatever is in others, and writes no place beyond the end.
 
 use candle::{DType, Device, Result, Tensor};
-use opara_candle::ops::{self, CachedAttention, NewTokens};
+use opara_candle::ops::{self, CachedAttention, NewTokens, PAGE};
 
 use crate::common::{gpu, same_bits, waves, CPU};
 
@@ -55,16 +55,15 @@ impl Case {
 
     /// What the new tokens see of a cache, which takes them.
     fn attend(&self, cache: &Tensor, starts: &[u32]) -> Result<Tensor> {
+        self.attend_in(cache, None, starts)
+    }
+
+    /// The same in pages, if there is a table.
+    fn attend_in(&self, cache: &Tensor, pages: Option<&Tensor>, starts: &[u32]) -> Result<Tensor> {
         let start = Tensor::new(starts, cache.device())?;
         let by_distance = self.by_distance.as_ref();
-        let new = NewTokens {
-            qkv: &self.qkv,
-            start: &start,
-            pages: None,
-            rotary: Some(&self.rotary),
-            norms: None,
-            by_distance,
-        };
+        let new =
+            NewTokens { qkv: &self.qkv, start: &start, pages, rotary: Some(&self.rotary), norms: None, by_distance };
         ops::cached_attention(&self.of, cache, new)
     }
 
@@ -212,12 +211,26 @@ fn a_text_sees_the_same_whatever_is_beside_it() -> Result<()> {
             (of.capacity, of.of.window) = (capacity, window);
             of.rotary = waves(7, (capacity, heads.2))?.to_device(&device)?;
             let all = of.attend(&cache(0, batch)?, &starts)?;
+            // The same places in pages that lie in another order: 11 goes through all of them.
+            let (pages, count) = (capacity / PAGE, batch * capacity / PAGE);
+            let physical: Vec<u32> = (0..count).map(|page| (page * 11 % count) as u32).collect();
+            let mut logical = vec![0; count];
+            physical.iter().enumerate().for_each(|(page, at)| logical[*at as usize] = page as u32);
+            let in_pages = cache(0, batch)?.reshape((batch, 2, heads.1, pages, PAGE, heads.2))?;
+            let in_pages = in_pages.permute((0, 3, 1, 2, 4, 5))?.reshape((count, 2, heads.1, PAGE, heads.2))?;
+            let in_pages = in_pages.index_select(&Tensor::new(logical, &device)?, 0)?;
+            let table = Tensor::new(physical, &device)?.reshape((batch, pages))?;
+            let got = of.attend_in(&in_pages.copy()?, Some(&table), &starts)?;
+            assert!(same_bits(&got, &all)?, "in pages, {:?}, {dtype:?}", of.of);
             for (from, count) in [(3, 1), (16, 1), (0, 2), (9, 4), (40, 5), (1, 8), (20, 9), (30, 33), (3, 67)] {
                 let qkv = of.qkv.narrow(0, from, count)?.contiguous()?;
                 let few = Case { qkv, rotary: of.rotary.clone(), cache: of.cache.clone(), by_distance: None, ..of };
                 let got = few.attend(&cache(from, count)?, &starts[from..from + count])?;
                 let expected = all.narrow(0, from, count)?.contiguous()?;
                 assert!(same_bits(&got, &expected)?, "{count} texts from {from}, {:?}, {dtype:?}", of.of);
+                let table = table.narrow(0, from, count)?.contiguous()?;
+                let got = few.attend_in(&in_pages.copy()?, Some(&table), &starts[from..from + count])?;
+                assert!(same_bits(&got, &expected)?, "{count} texts in pages from {from}, {:?}, {dtype:?}", of.of);
             }
         }
     }

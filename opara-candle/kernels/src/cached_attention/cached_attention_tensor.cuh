@@ -160,7 +160,7 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
 #pragma unroll
             for (unsigned n = 0; n < 4; n++) {
                 const unsigned its = place + of_lane + n / 2 * 8 - div.oldest;
-                weight[n] = its < stop - div.oldest ? (part[0][n] + part[1][n]) * scale : -INFINITY;
+                weight[n] = its < stop - div.oldest ? __fmul_rn(part[0][n] + part[1][n], scale) : -INFINITY;
                 most[n % 2] = fmaxf(most[n % 2], weight[n]);
             }
 #pragma unroll
@@ -203,8 +203,6 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
             auto *room = reinterpret_cast<Vec<float, 4> *>(shared + OF_RINGS);
             auto has = [&](unsigned b, unsigned warp) { return b * div.of_group * WARPS + warp < tiles; };
             join_blocks<BLOCKS, SUMS>(warps, sums(0), SUMS, softmaxes, group, dim, room, its_y, has);
-            // What others still read stays.
-            leave_cluster<BLOCKS>();
         } else {
             __syncthreads();
             if (threadIdx.x < SUMS) join_warps(threadIdx.x, warps, sums(0) + threadIdx.x, SUMS, softmaxes, group, dim, its_y);
@@ -239,8 +237,9 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
 };
 
 template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAIRS>
-__device__ inline void step_on_tensor_cores(const Sizes &of, unsigned batch, unsigned group, const T *qkv, const T *q_scale, const T *k_scale,
-                                            const unsigned *start, const unsigned *pages, const float *rotary, T *cache, T *y) {
+__device__ inline void step_on_tensor_cores(const Sizes &of, unsigned batch, unsigned group, const T *qkv, const T *q_scale,
+                                            const T *k_scale, const unsigned *start, const unsigned *pages, const float *rotary,
+                                            T *cache, T *y) {
     using Its = OnTensorCores<T, DIM, BLOCKS, IN_PAGES, PAIRS>;
     extern __shared__ __align__(256) unsigned char dynamic[];
     __shared__ alignas(16) Softmax softmaxes[WARPS][COLUMNS / 2];
@@ -265,9 +264,16 @@ __device__ inline void step_on_tensor_cores(const Sizes &of, unsigned batch, uns
     }
     for (unsigned left = __ballot_sync(~0u, is_there && is_long(its_position)); left; left &= left - 1) {
         const unsigned n = __ffs(left) - 1;
+        // A sequence of the block's own may be read still.
         __syncthreads();
         const unsigned position = __shfl_sync(~0u, its_position, n), page = first_pages(first + n);
         its.attend(first + n, position, page, true, qkv, q_scale, k_scale, pages, rotary, cache, y);
+        // What others still read stays, and is not overwritten by the next one's.
+        if (left & (left - 1)) {
+            sync_cluster<BLOCKS>();
+        } else {
+            leave_cluster<BLOCKS>();
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 // weight is the first operand of an instruction, whose 64 rows are then full however few rows x has. Memory's speed limits these
 // products.
 //
-// A cluster of SPLITS blocks computes the results of 64 rows of the weight for each WARPGROUP of a block: each block has a part of the
+// A cluster of SPLITS blocks computes the results of 64 rows of the weight for each of a block's WARPGROUPS: each block has a part of the
 // inner dimension. From 65 rows of x on, which each block reads anew from the second level of the cache, a block has two. What it
 // multiplies next is on its way into shared memory; the first of that is asked for before the kernel waits for its predecessors.
 //

@@ -2,9 +2,9 @@
 // Without a programmatic edge, and in code for older GPUs, it begins after its predecessor, like any kernel.
 #pragma once
 
-// After this call, all writes of preceding kernels are visible. All threads of a kernel must call it. Before it, a kernel may
-// load only through the arguments that `early` in the table of effects names; it begins early only where no preceding kernel of
-// the graph writes to their memory.
+// After this call, all writes of preceding kernels are visible. Some block of a kernel must call it, so that the kernel does not end before
+// they do. Before it, a block may load only through the arguments that `early` in the table of effects names, and store nothing; a kernel
+// begins early only where no preceding kernel of the graph writes to their memory.
 __device__ inline void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -95,7 +95,7 @@ fn shipped(name: &str) -> Option<Shipped> {
         let proof = declared(name).map_or_else(of_candle, |(declared, _)| proof::agrees(entry, declared));
         let refused = |reason: &String| tracing::warn!(name, reason, "a kernel does not have the expected effects");
         proof.inspect_err(refused).ok()?;
-        let waits = entry.before_wait().is_some();
+        let waits = entry.waits();
         Some(Shipped { effects, parameters: entry.parameters, code: entry.hash(), waits })
     });
     PROVEN.write().get_or_insert_default().insert(entry.name, proven);

@@ -67,7 +67,8 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
     };
     let (widths, of_code) = (shapes.iter().map(width).collect::<Vec<_>>(), kernel.widths());
     ensure(widths == of_code, || format!("its parameters have {of_code:?} bytes, and not {widths:?}"))?;
-    let (all, early) = (uses(kernel.code)?, kernel.before_wait().map(uses).transpose()?);
+    let early = kernel.before_wait();
+    let (all, early) = (uses(kernel.code)?, early.as_deref().map(uses).transpose()?);
     let mut differences = Vec::new();
     for (at, shape) in shapes.iter().enumerate() {
         let (stored, loaded) = (all.stored.get(&at), all.loaded.get(&at));

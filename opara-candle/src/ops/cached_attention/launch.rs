@@ -40,7 +40,7 @@ struct OnTensorCores {
     /// Whether a warp asks for the keys and values of one tile ahead, not of two, so that a multiprocessor has more blocks.
     is_for_many: bool,
     /// Whether a cluster has as many sequences as blocks, not one.
-    is_shared: bool,
+    has_several: bool,
 }
 
 impl OnTensorCores {
@@ -103,7 +103,7 @@ impl Sizes {
         let of = OnTensorCores {
             dim,
             is_for_many: reading > capabilities.processors(),
-            is_shared: blocks > 1 && reading * blocks as usize > 2 * capabilities.processors(),
+            has_several: blocks > 1 && reading * blocks as usize > 2 * capabilities.processors(),
         };
         let fits = |of: OnTensorCores| capabilities.has_shared(of.shared() + of.fixed_shared());
         let of = [of, OnTensorCores { is_for_many: true, ..of }].into_iter().find(|&of| fits(of))?;
@@ -170,7 +170,7 @@ pub(super) fn cached_attention<T: DeviceRepr>(
             split.name() + if are_many { "_twice" } else { "" }
         }
     };
-    let clusters = if tensor.is_some_and(|of| of.is_shared) { batch.div_ceil(blocks as usize) } else { batch };
+    let clusters = if tensor.is_some_and(|of| of.has_several) { batch.div_ceil(blocks as usize) } else { batch };
     let config = LaunchConfig {
         grid_dim: (kv_heads as u32, clusters as u32, blocks),
         block_dim: (THREADS, 1, 1),
@@ -225,7 +225,7 @@ mod tests {
             distances: 0,
         };
         let of = |sizes: Sizes, on, blocks| {
-            sizes.on_tensor_cores(blocks, on).map(|of| (of.dim, of.is_for_many, of.is_shared))
+            sizes.on_tensor_cores(blocks, on).map(|of| (of.dim, of.is_for_many, of.has_several))
         };
         let kernel = |head_dim, batch| of(Sizes { batch, ..sizes(DType::BF16, 14, head_dim, 1024) }, &hopper, 8);
         assert_eq!([kernel(64, 1), kernel(72, 1)], [Some((64, false, false)), Some((128, false, false))]);
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(of(sizes(DType::F16, 14, 64, 1024), &turing, 1), None);
         // Blocks of a multiprocessor, whose shared memory a block takes another KiB of.
         for (dim, is_for_many, blocks) in [(64, false, 2), (64, true, 3), (128, false, 1), (128, true, 2)] {
-            let of = OnTensorCores { dim, is_for_many, is_shared: false };
+            let of = OnTensorCores { dim, is_for_many, has_several: false };
             assert!(blocks * (of.shared() + of.fixed_shared() + 1024) <= 228 << 10, "{of:?}");
         }
     }

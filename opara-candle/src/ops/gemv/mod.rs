@@ -150,7 +150,7 @@ pub fn norm_gated(
 }
 
 /// Rows up to which, from two on, a row's bits in [`norm_linear`] and [`norm_gated`] do not depend on how many there are, on a GPU, where
-/// 16 bytes divide a row's length and each row is a text's: the last dimension but one is 1.
+/// 16 bytes divide a row's length. More than 64 have to be of as many texts: the last dimension but one is 1.
 ///
 /// # Errors
 /// A failed driver call.

@@ -27,7 +27,7 @@ kernels! {
     }
 }
 
-/// Rows of a weight that a warpgroup takes, and its threads.
+/// Rows of a weight that a warpgroup takes, and its threads, as in the header.
 const ROWS: usize = 64;
 const THREADS: usize = 128;
 
@@ -46,7 +46,8 @@ const SPLITS: [usize; 4] = [1, 2, 4, 8];
 /// Blocks that a weight is split into at most, for each multiprocessor.
 const MOST_BLOCKS: usize = 3;
 
-/// Blocks of a multiprocessor that run side by side at most, without room for others: of one warpgroup, and for 128 and for 256 rows.
+/// Blocks of a multiprocessor that run side by side at most, without room for others: of one warpgroup, and for 128 and for 256 rows, whose
+/// registers are enough for no more.
 const BESIDE: usize = 4;
 const BESIDE_OF_128: usize = 2;
 const BESIDE_OF_256: usize = 1;
@@ -261,5 +262,7 @@ mod tests {
         assert_eq!(shared(64, 4096, 4096, PLAIN), Some((3, 75 << 10)));
         assert_eq!(shared(64, 14_336, 4096, GATED), Some((4, 56 << 10)));
         assert_eq!(shared(64, 128_256, 2048, PLAIN), Some((4, 56 << 10)));
+        assert_eq!(shared(128, 4096, 4096, PLAIN), Some((2, 113 << 10)));
+        assert_eq!(shared(256, 4096, 4096, GATED), Some((1, 227 << 10)));
     }
 }

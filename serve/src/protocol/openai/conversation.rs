@@ -95,44 +95,66 @@ fn tools(fields: &Fields) -> Result<Tools> {
     let (mut callable, strict): (Vec<Tool>, Vec<bool>) = read.into_iter().unzip();
     let is_strict = strict.contains(&true);
     let choice = match fields.take::<serde_json::Value>("tool_choice")? {
-        None => Choice::Auto,
+        None => Choice::AUTO,
         Some(choice) => Choice::of(&choice)?,
     };
-    if given.is_empty() && matches!(choice, Choice::Required | Choice::One(_)) {
+    if given.is_empty() && choice.must_call {
         return Err(Failure::invalid("`tool_choice` asks for a call, and there are no `tools`"));
     }
-    if given.is_empty() || matches!(choice, Choice::None) {
+    if let Some(name) = choice.of.iter().flatten().find(|name| callable.iter().all(|tool| tool.name != **name)) {
+        return Err(Failure::invalid(format!("`tool_choice` names {name:?}, which is none of `tools`")));
+    }
+    if given.is_empty() || !choice.may_call {
         return Ok(Tools::default());
     }
-    if let Choice::One(name) = &choice {
-        callable.retain(|tool| tool.name == *name);
-        if callable.is_empty() {
-            return Err(Failure::invalid(format!("`tool_choice` names {name:?}, which is none of `tools`")));
-        }
+    if let Some(names) = &choice.of {
+        callable.retain(|tool| names.contains(&tool.name));
     }
-    Ok(Tools { given: Some(given), callable, must_call: !matches!(choice, Choice::Auto), is_strict })
+    // The template shows all tools: a call is held to those that are allowed.
+    let is_strict = is_strict || choice.of.is_some();
+    Ok(Tools { given: Some(given), callable, must_call: choice.must_call, is_strict })
 }
 
-/// What an answer may be.
-enum Choice {
-    Auto,
-    None,
-    Required,
-    /// A call of this function.
-    One(String),
+/// Which calls an answer may or must have.
+struct Choice {
+    may_call: bool,
+    must_call: bool,
+    /// The functions that may be called; all without it.
+    of: Option<Vec<String>>,
 }
 
 impl Choice {
+    const AUTO: Self = Self { may_call: true, must_call: false, of: None };
+
     fn of(choice: &serde_json::Value) -> Result<Self> {
-        match choice.as_str() {
-            Some("auto") => return Ok(Self::Auto),
-            Some("none") => return Ok(Self::None),
-            Some("required" | "any") => return Ok(Self::Required),
-            _ => {}
+        let message = "`tool_choice` must be \"none\", \"auto\", \"required\", name a function, or allow some";
+        let read = match choice["type"].as_str() {
+            Some("function") => {
+                Self::name(choice).map(|name| Self { must_call: true, of: Some(vec![name]), ..Self::AUTO })
+            }
+            Some("allowed_tools") => {
+                let allowed = &choice["allowed_tools"];
+                let names = allowed["tools"].as_array().and_then(|tools| tools.iter().map(Self::name).collect());
+                let mode = Self::mode(&allowed["mode"]).filter(|mode| mode.may_call);
+                mode.zip(names).map(|(mode, names)| Self { of: Some(names), ..mode })
+            }
+            _ => Self::mode(choice),
+        };
+        read.ok_or_else(|| Failure::invalid(message))
+    }
+
+    fn mode(choice: &serde_json::Value) -> Option<Self> {
+        match choice.as_str()? {
+            "auto" => Some(Self::AUTO),
+            "none" => Some(Self { may_call: false, ..Self::AUTO }),
+            "required" | "any" => Some(Self { must_call: true, ..Self::AUTO }),
+            _ => None,
         }
-        let name = choice["function"]["name"].as_str().filter(|_| choice["type"] == "function");
-        let message = "`tool_choice` must be \"none\", \"auto\", \"required\", or name a function";
-        name.map(|name| Self::One(name.to_owned())).ok_or_else(|| Failure::invalid(message))
+    }
+
+    /// Of a function.
+    fn name(of: &serde_json::Value) -> Option<String> {
+        of["function"]["name"].as_str().filter(|_| of["type"] == "function").map(str::to_owned)
     }
 }
 
@@ -293,6 +315,17 @@ mod tests {
         assert_eq!(of(json!("required"))?, (true, "f g".into(), true, false));
         let one = json!({"type": "function", "function": {"name": "g"}});
         assert_eq!(of(one)?, (true, "g".into(), true, false));
+        let allowed = |mode: &str, names: &[&str]| {
+            let tools: Vec<_> = names.iter().map(|name| function(name)).collect();
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}})
+        };
+        assert_eq!(of(allowed("auto", &["g"]))?, (true, "g".into(), false, false));
+        assert_eq!(of(allowed("required", &["g", "f"]))?, (true, "f g".into(), true, false));
+        let told = |choice| of(choice).err().map(|failure| failure.message).unwrap_or_default();
+        assert!(told(allowed("auto", &["g", "h"])).contains("names \"h\", which is none of `tools`"));
+        for wrong in [allowed("none", &["g"]), json!({"type": "allowed_tools"}), json!({"type": "custom"}), json!(3)] {
+            assert!(told(wrong).contains("`tool_choice` must be"));
+        }
         Ok(())
     }
 

@@ -130,8 +130,14 @@ fn tool_of(tool: Value, at: usize) -> Result<Value> {
 }
 
 fn choice(choice: Value) -> Value {
-    match (choice["type"].as_str(), &choice["name"]) {
-        (Some("function"), name) => json!({"type": "function", "function": {"name": name}}),
+    let function = |name: &Value| json!({"type": "function", "function": {"name": name}});
+    match choice["type"].as_str() {
+        Some("function") => function(&choice["name"]),
+        Some("allowed_tools") => {
+            let of = |tool: &Value| if tool["type"] == "function" { function(&tool["name"]) } else { tool.clone() };
+            let tools: Option<Vec<Value>> = choice["tools"].as_array().map(|tools| tools.iter().map(of).collect());
+            json!({"type": "allowed_tools", "allowed_tools": {"mode": choice["mode"], "tools": tools}})
+        }
         _ => choice,
     }
 }
