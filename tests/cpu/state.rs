@@ -345,8 +345,10 @@ fn random_numbers_are_refused() -> anyhow::Result<()> {
         (|t| Ok(vec![dropout(&[&ops::relu(&t[0])?])?]), "output 0"),
     ];
     let draws_anew = |fast: OparaExecutor| -> anyhow::Result<()> {
-        let (first, second) = (fast.call(&one(1)?)?, fast.call(&one(1)?)?);
-        assert!(!same_bits(&first[0], &second[0])?, "every call draws anew");
+        let first = fast.call(&one(1)?)?;
+        // Of few elements two draws are the same once in some thousand.
+        let are_same = (0..4).map(|_| Ok(same_bits(&first[0], &fast.call(&one(1)?)?[0])?));
+        assert!(are_same.collect::<anyhow::Result<Vec<_>>>()?.contains(&false), "every call draws anew");
         Ok(())
     };
     for function in in_operators {

@@ -89,7 +89,8 @@ template <unsigned M, unsigned N, unsigned BY_M, unsigned BY_N> struct Product {
         for (unsigned begin = 0; begin < inner; begin += depth) {
             const unsigned some = min(depth, (inner - begin + STEP - 1) / STEP * STEP);
             b.template fill<N>(at_n, begin, some, pitch, tile_b);
-            if (EARLY_B && begin == 0) wait_for_predecessors();
+            // It waits once; a further call goes on at once.
+            if (EARLY_B) wait_for_predecessors();
             a.template fill<M>(at_m, begin, some, pitch, tile_a);
             commit();
             wait_pending<0>();
@@ -112,6 +113,8 @@ template <unsigned M, unsigned N, unsigned BY_M, unsigned BY_N> struct Product {
             seen(tile_a, pitch, some);
             __syncthreads();
         }
+        // Nothing was read, if there is no inner dimension.
+        if (EARLY_B) wait_for_predecessors();
 #pragma unroll
         for (unsigned i = 0; i < BY_M; i++)
 #pragma unroll
