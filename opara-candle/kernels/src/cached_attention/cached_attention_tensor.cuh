@@ -1,6 +1,6 @@
-// What cached_attention.cuh has, for types of 16 bits and query heads that share keys, on tensor cores: a warp takes a tile of 16 places
-// at a time for all of these heads, so that each key and value is read once. How long a block takes from its first instruction to its
-// last limits it, more than memory does: it has few instructions, and asks for keys and values before its predecessors have ended.
+// Attention of one new token a sequence, as in cached_attention.cuh, for types of 16 bits, on tensor cores: a warp takes a tile of 16 places
+// at a time for all query heads that share keys, so that each key and value is read once. How long a block takes from its first instruction
+// to its last limits it, more than memory does: it has few instructions, and asks for keys and values before its predecessors have ended.
 //
 // Scores and sums are transposed, since an instruction has 16 rows and 8 columns: places by heads, and elements by heads.
 //
@@ -55,7 +55,7 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
                           const float *rotary, T *keys, unsigned to_values) const {
         const unsigned row = threadIdx.x / UNITS, unit = threadIdx.x % UNITS, first = unit * EACH, dim = of.dim;
         const bool is_there = first < dim && (row < group || row == KEY || row == VALUE);
-        // What turns them is asked for beside them: registers are few before.
+        // Loaded beside the queries, not before the wait: registers are few there.
         const Turn turn(first, lane, of.pairs, rotary + (size_t)at * 2 * of.pairs);
         Vec<T, EACH> own{};
         if (is_there) {
@@ -85,7 +85,7 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
         const unsigned stop = is_shared ? min(at + 1, begin_at + div.of_group * ROUND) : at + 1;
         const unsigned of_kind = of.kv_heads * (IN_PAGES ? PAGE : of.capacity) * dim;
         T *keys = cache + (IN_PAGES ? kv * PAGE * dim : ((size_t)item * 2 * of.kv_heads + kv) * of.capacity * dim);
-        // Where a place's keys begin; the values are behind those of all heads.
+        // Where a place's keys begin; the values are behind the keys of all heads.
         auto at_place = [&](unsigned page, unsigned place) {
             return IN_PAGES ? (size_t)page * (2 * of_kind) + place % PAGE * dim : (size_t)place * dim;
         };
@@ -136,7 +136,7 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
         const unsigned key_row = lane % 16, value_row = lane / 16 * 8 + lane % 8;
         const unsigned of_key = ring + key_row * ROW + (lane / 16 ^ lane % 8) * 16;
         const unsigned of_value = ring + SLOT + value_row * ROW + (lane / 8 % 2 ^ lane % 8) * 16;
-        // Of scores a lane has those of two places and two heads, of sums the same heads.
+        // A lane has scores of two places and two heads, and sums of the same heads.
         const unsigned of_lane = lane / 4;
         const float scale = of.scale * LOG2E;
         Softmax now;
@@ -209,7 +209,7 @@ template <typename T, unsigned DIM, unsigned BLOCKS, bool IN_PAGES, unsigned PAI
         }
     }
 
-    // What the warp has of a group joins what it has of those before.
+    // Adds the warp's softmax of a group to its softmax of the groups before.
     __device__ void keep(Softmax &now, Vec<float, 4> (&total)[STEPS], bool is_first) const {
 #pragma unroll
         for (unsigned n = 0; n < 2; n++)
@@ -268,7 +268,7 @@ __device__ inline void step_on_tensor_cores(const Sizes &of, unsigned batch, uns
         __syncthreads();
         const unsigned position = __shfl_sync(~0u, its_position, n), page = first_pages(first + n);
         its.attend(first + n, position, page, true, qkv, q_scale, k_scale, pages, rotary, cache, y);
-        // What others still read stays, and is not overwritten by the next one's.
+        // Other blocks may still read this block's sums, which the next sequence overwrites.
         if (left & (left - 1)) {
             sync_cluster<BLOCKS>();
         } else {

@@ -57,8 +57,7 @@ template <bool GATED> struct Four {
 template <typename T, unsigned N, unsigned WARPGROUPS, unsigned SPLITS, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const T *weight,
                             const T *bias, const T *residual, T *y) {
-    // Rows of the weight that a block takes, and floats from the sums of one row of x to those of the next: lanes that store at once reach
-    // different banks.
+    // Rows of the weight that a block takes, and floats between the sums of two rows of x: lanes that store at once reach different banks.
     constexpr unsigned ROWS = 64 * WARPGROUPS, PITCH = ROWS + 4, THREADS = 128 * WARPGROUPS;
     constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, FOURS = RESULTS / 4, SLOT = (ROWS + N) * LINE<T>;
     using OfWeight = Lines<T, ROWS, THREADS>;

@@ -19,8 +19,8 @@ template <unsigned BLOCKS> __device__ inline void sync_cluster() {
     }
 }
 
-// Barrier behind which no block of the cluster reads another's shared memory: all that was loaded before it is to be part of what was stored
-// before it. Nothing is made visible, which would wait for memory.
+// Barrier behind which no block of the cluster reads another's shared memory. Each thread must have stored the values that it loaded there,
+// or numbers made of them: a store waits for its operands. The barrier makes nothing visible, since that would wait for memory.
 template <unsigned BLOCKS> __device__ inline void leave_cluster() {
     if constexpr (BLOCKS > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }

@@ -1,5 +1,7 @@
 //! The PTX of candle's kernels and of this library's, as the build compiled it.
 
+use std::collections::HashMap;
+
 use candle_kernels::{AFFINE, BINARY, CAST, CONV, FILL, INDEXING, QUANTIZED, REDUCE, SORT, TERNARY, UNARY};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -64,7 +66,8 @@ const WAIT: &str = "griddepcontrol.wait";
 /// The lines that are reached from the first one without a wait, on any way: a kernel may wait in several places.
 fn before_wait(code: &str) -> String {
     let lines: Vec<&str> = code.lines().map(str::trim).collect();
-    let at = |label: &str| lines.iter().position(|line| line.strip_suffix(':') == Some(label));
+    let labels = lines.iter().enumerate().filter_map(|(number, line)| Some((line.strip_suffix(':')?, number)));
+    let labels: HashMap<&str, usize> = labels.collect();
     let mut is_reached = vec![false; lines.len()];
     let mut next = vec![0];
     while let Some(from) = next.pop() {
@@ -80,7 +83,7 @@ fn before_wait(code: &str) -> String {
             let operation = words.first().copied().unwrap_or("");
             let is_branch = operation == "bra" || operation.starts_with("bra.");
             if is_branch {
-                next.extend(words.last().and_then(|label| at(label)));
+                next.extend(words.last().and_then(|label| labels.get(label)));
             }
             // Where a table of branches leads to is not followed: all of the code may be next.
             if operation.starts_with("brx") {
