@@ -39,9 +39,9 @@ struct Args {
     #[arg(long)]
     pages: Option<usize>,
 
-    /// Prompts that are read together at most, where that does not change a token.
+    /// Parts of prompts that are read together at most, where that does not change a token.
     #[arg(long, default_value_t = 1, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
-    prompts: usize,
+    parts: usize,
 
     /// Tokens to write, by all sequences together.
     #[arg(long, default_value_t = 500)]
@@ -80,7 +80,7 @@ fn run() -> Result<()> {
     let start = Instant::now();
     let settings = EngineOptions {
         slots: args.slots,
-        most_prompts: args.prompts,
+        most_parts: args.parts,
         pages: args.pages,
         builder: Some(options.builder()),
         ..EngineOptions::default()

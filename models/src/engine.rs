@@ -18,6 +18,7 @@ mod text_model;
 use std::sync::Arc;
 
 use candle::Tensor;
+use opara_candle::ops::PAGE;
 use opara_candle::{Builder, Mode, Report};
 
 pub use self::error::{Result, TextError};
@@ -28,7 +29,7 @@ pub use self::text_model::{Part, TextModel};
 /// How a text's tokens are drawn.
 pub use opara_candle::ops::Sampling;
 
-use self::graphs::Graphs;
+use self::graphs::{Graphs, Parts};
 use self::likelihoods::of_rows;
 use self::pages::Pages;
 use self::reading::Reading;
@@ -95,9 +96,9 @@ pub struct Options {
     /// Prompts that are read together, at most as many as slots. Together is faster if that many always wait, and slower if one comes
     /// at a time. A text's roundings depend on the number, not on the other prompts.
     pub prompts: usize,
-    /// Prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is made:
-    /// as many as wait are read then, and not [`prompts`](Self::prompts).
-    pub most_prompts: usize,
+    /// Parts of prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is
+    /// made: one of each prompt that waits, not of [`prompts`](Self::prompts) alone, and then further ones of each.
+    pub most_parts: usize,
     /// Pages of [`PAGE`](opara_candle::ops::PAGE) tokens for all texts, at least as many as the longest one takes. Default: for that many texts
     /// of the longest context as there are slots. A model whose memory is not in pages has no use for it.
     pub pages: Option<usize>,
@@ -105,15 +106,29 @@ pub struct Options {
     pub builder: Option<Builder>,
 }
 
+impl Options {
+    /// Pages besides [`pages`](Self::pages) that an engine of this model has: what is read while graphs are built is in them.
+    pub fn own_pages(&self, model: &impl TextModel) -> usize {
+        Parts::of(self, model).at_once() * model.part().div_ceil(PAGE)
+    }
+}
+
 impl Default for Options {
     fn default() -> Self {
-        Self { slots: 1, prompts: 1, most_prompts: 1, pages: None, builder: None }
+        Self { slots: 1, prompts: 1, most_parts: 1, pages: None, builder: None }
     }
 }
 
 /// A text of an [`Engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(u64);
+
+/// A row that the model reads: the part of a slot's prompt behind the next `ahead` tokens, which rows before it read.
+#[derive(Clone, Copy)]
+struct Row {
+    slot: usize,
+    ahead: usize,
+}
 
 impl<M: TextModel> Engine<M> {
     /// Builds nothing yet: graphs are built at their first use, or by [`build`](Self::build).
@@ -122,13 +137,13 @@ impl<M: TextModel> Engine<M> {
     /// [`TextError::FewPages`]; no memory left.
     pub fn new(model: Arc<M>, options: Options) -> Result<Self> {
         let slots = options.slots.max(1);
-        let [prompts, most] = [options.prompts, options.most_prompts].map(|prompts| prompts.clamp(1, slots));
+        let parts = Parts::of(&options, &*model);
         let needed = model.pages().unwrap_or(0);
         let pages = options.pages.filter(|_| needed > 0).unwrap_or(slots * needed);
         if pages < needed {
             return Err(TextError::FewPages { pages, needed });
         }
-        let graphs = Graphs::new(model, slots, [prompts, most], pages, options.builder)?;
+        let graphs = Graphs::new(model, slots, parts, pages, options.builder)?;
         let seats = std::iter::repeat_with(Seat::default).take(slots).collect();
         let nobodys = graphs.slots.memory.nobodys();
         let pages = Pages::new(nobodys + pages, nobodys);
@@ -211,8 +226,8 @@ impl<M: TextModel> Engine<M> {
         is_gone || self.live() < before
     }
 
-    /// Reads a part of one prompt, or of [several](Options::prompts), if there are any to read, and adds tokens to all other texts: one
-    /// each while prompts are read, else as many as the first one to end needs. It ends before that if `returns` says so, for a request
+    /// Reads a part of one prompt, or of [several](Options::prompts), or [several parts](Options::most_parts), if there are any to read, and
+    /// adds tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. It ends before that if `returns` says so, for a request
     /// that waits or for a text to cancel: after each token it is told how many slots are free.
     ///
     /// # Errors
@@ -272,8 +287,8 @@ impl<M: TextModel> Engine<M> {
         Ok(())
     }
 
-    /// The slots of which a part of the prompt is read next, by the rows that the model reads; nothing, if there is none.
-    fn next_to_read(&mut self) -> Vec<Option<usize>> {
+    /// What is read next, by the rows that the model reads; nothing, if there is nothing to read.
+    fn next_to_read(&mut self) -> Vec<Option<Row>> {
         let most = self.graphs.most_read();
         let waiting = self.by_age(|sequence| !sequence.writes());
         let Some(first) = waiting.first() else { return Vec::new() };
@@ -284,54 +299,72 @@ impl<M: TextModel> Engine<M> {
                 .inspect(|slot| {
                     self.begin(*slot);
                 })
-                .map(Some)
+                .map(|slot| Some(Row { slot, ahead: 0 }))
                 .collect();
         }
         let begun: Vec<usize> = waiting.into_iter().take(most).take_while(|slot| self.begin(*slot)).collect();
-        match begun.len() {
-            0 => Vec::new(),
-            count => {
-                let rows = self.graphs.rows_to_read(count);
-                begun.into_iter().map(Some).chain(std::iter::repeat(None)).take(rows).collect()
-            }
-        }
+        let mut rows = self.rows_of(&begun);
+        rows.truncate(most);
+        let filled = if rows.is_empty() { 0 } else { self.graphs.rows_to_read(rows.len()) };
+        rows.into_iter().map(Some).chain(std::iter::repeat(None)).take(filled).collect()
     }
 
-    /// Reads a part of the prompt that came first, and of those beside it.
+    /// The parts of these slots' prompts: the next one of each, then the one behind it of each. So a short prompt does not wait for all of a
+    /// long one. A part may be read beside those before it, since a layer writes the keys and values of all rows before any token attends.
+    fn rows_of(&self, slots: &[usize]) -> Vec<Row> {
+        let part = self.model().part();
+        let rows = slots.iter().flat_map(|&slot| {
+            let reading = self.seats[slot].reading();
+            let left = reading.map_or(0, |sequence| match sequence.request.prompt_alternatives {
+                None => sequence.request.prompt.len() - sequence.read,
+                // Its likelihoods are told part by part.
+                Some(_) => 1,
+            });
+            (0..left).step_by(part).map(move |ahead| Row { slot, ahead })
+        });
+        let mut rows: Vec<Row> = rows.collect();
+        rows.sort_by_key(|row| row.ahead);
+        rows
+    }
+
+    /// Reads the next parts of the prompts that came first.
     fn read(&mut self) -> Result<()> {
         let rows = self.next_to_read();
         let Some(first) = rows.first().copied().flatten() else { return Ok(()) };
         let Self { graphs, seats, .. } = self;
         let part = graphs.model.part();
-        for slot in rows.iter().flatten() {
+        for Row { slot, ahead } in rows.iter().flatten() {
             let Some(best) = seats[*slot].reading().and_then(|sequence| sequence.request.prompt_alternatives) else {
                 continue;
             };
-            let logits = graphs.score(&seats[*slot].next(graphs)?)?;
+            let logits = graphs.score(&seats[*slot].next(*ahead, graphs)?)?;
             let Some(sequence) = &mut seats[*slot].sequence else { continue };
             let of = of_rows(&logits, &sequence.request.prompt[sequence.read + 1..], best)?;
             sequence.listener.prompt_likelihoods(of);
         }
-        let next = |slot: &Option<usize>| slot.map_or_else(|| Ok(Reading::default()), |slot| seats[slot].next(graphs));
+        let next = |row: &Option<Row>| match row {
+            Some(row) => seats[row.slot].next(row.ahead, graphs),
+            None => Ok(Reading::default()),
+        };
         let parts = rows.iter().map(next).collect::<Result<Vec<Reading>>>()?;
         let is_last = parts.iter().any(|part| part.is_last);
-        let [tokens, logits] = graphs.read(first, &parts)?;
+        let [tokens, logits] = graphs.read(first.slot, &parts)?;
         drop(parts);
         self.has_changed = true;
         // Parts before the last ones are not waited for.
         let tokens: Vec<u32> = if is_last { tokens.to_vec1()? } else { Vec::new() };
-        for (row, slot) in rows.into_iter().enumerate().filter_map(|(row, slot)| Some((row, slot?))) {
+        for (at, Row { slot, .. }) in rows.into_iter().enumerate().filter_map(|(at, row)| Some((at, row?))) {
             let seat = &mut seats[slot];
             let Some(sequence) = seat.sequence.as_mut().filter(|sequence| !sequence.writes()) else { continue };
-            let (read, is_last) = sequence.part(part);
+            let (read, is_last) = sequence.part(0, part);
             let is_whole = read.len() == part;
             sequence.read += read.len();
             if let Some(held) = sequence.held.as_mut().filter(|_| is_whole) {
                 held.enter(&sequence.request.prompt[..sequence.read]);
             }
             if is_last {
-                let logits = told(sequence, &logits, row)?;
-                match sequence.take(tokens[row], logits.as_deref()) {
+                let logits = told(sequence, &logits, at)?;
+                match sequence.take(tokens[at], logits.as_deref()) {
                     true => seat.sequence = None,
                     false => graphs.weigh(slot, sequence)?,
                 }

@@ -105,16 +105,20 @@ fn a_decoder_is_told_which_tokens_count() -> anyhow::Result<()> {
     };
     let prompts = Tensor::new(&[[9u32, 2, 3], [1, 2, 3]], CPU)?;
     let mask = Tensor::new(&[[0u32, 1, 1], [1, 1, 1]], CPU)?;
-    let mut decoder = OparaExecutor::builder().build_padded_decoder(None, forward, &prompts, &mask, 16)?;
+    let builder = OparaExecutor::builder;
+    let mut of_clones = builder().build_padded_decoder(None, forward, &prompts, &mask, 16)?;
+    let mut of_made = builder().build_padded_decoder_from(|| Ok(None), forward, &prompts, &mask, 16)?;
     let token = Tensor::new(&[[4u32], [5]], CPU)?;
     let pause = Tensor::new(&[[1u8], [0]], CPU)?;
-    for _ in 0..2 {
+    for _ in 0..4 {
+        std::mem::swap(&mut of_clones, &mut of_made);
+        let decoder = &mut of_clones;
         assert_eq!(decoder.forward_padded(&prompts, &mask, 0)?.to_vec2::<u32>()?, [[5, 2], [6, 3]]);
         assert_eq!(decoder.forward(&token, 3)?.to_vec2::<u32>()?, [[9, 3], [11, 4]]);
         assert_eq!(decoder.forward_padded(&token, &pause, 4)?.to_vec2::<u32>()?, [[13, 4], [11, 4]]);
         assert_eq!(decoder.forward(&token, 5)?.to_vec2::<u32>()?, [[17, 5], [16, 5]]);
     }
-    let wrong = decoder.forward_padded(&token, &mask, 6);
+    let wrong = of_made.forward_padded(&token, &mask, 6);
     assert!(matches!(wrong, Err(Error::Decoder(DecoderError::Mask { .. }))), "{wrong:?}");
     let sum = |_: &mut (), tokens: &Tensor, _: usize| tokens.sum(1);
     let wrong = OparaExecutor::builder().build_decoder((), sum, &prompts, 16)?.forward_padded(&prompts, &mask, 0);

@@ -11,9 +11,33 @@ use super::reading::{inputs, numbers, read, InSlots, Reading};
 use super::sequence::Sequence;
 use super::slots::{step, Slots};
 use super::text_model::{Part, TextModel};
+use super::Options;
 
 /// Steps that a GPU is given before the host waits for the first one's tokens.
 const AHEAD: usize = 4;
+
+/// How many parts of prompts are read at once.
+#[derive(Clone, Copy)]
+pub(super) struct Parts {
+    /// So many always, where further ones would change bits.
+    together: usize,
+    /// Up to so many where that gives the same bits: a power of two, for which products are alike.
+    alike: usize,
+}
+
+impl Parts {
+    /// Of a model whose engine has these options.
+    pub fn of(options: &Options, model: &impl TextModel) -> Self {
+        let is_asked = model.device().is_cuda() && model.pages().is_some();
+        let most = if is_asked { options.most_parts.max(1) } else { 1 };
+        Self { together: options.prompts.clamp(1, options.slots.max(1)), alike: 1 << most.ilog2() }
+    }
+
+    /// The most of both.
+    pub fn at_once(self) -> usize {
+        self.together.max(self.alike)
+    }
+}
 
 /// Slots on the device, and how their texts read and write. Graphs are built at their first use.
 pub(super) struct Graphs<M> {
@@ -22,13 +46,13 @@ pub(super) struct Graphs<M> {
     /// Sizes of a batch: powers of two from two on, and the number of slots. One row of 16 bits has kernels of its own, with which a
     /// text could write something else when its last neighbour leaves.
     buckets: Vec<usize>,
-    /// How many prompts may be read together, the least first.
+    /// How many parts of prompts may be read together, the least first.
     rows: Vec<usize>,
     /// Without it nothing is built.
     builder: Option<Builder>,
-    /// Where a part of each prompt starts, and its pages.
+    /// Where each part of a prompt starts, and its pages.
     in_slots: InSlots,
-    /// For each number of prompts.
+    /// For each number of parts.
     reads: Vec<Option<StepExecutor<InSlots>>>,
     /// For each bucket one that draws from the logits alone, and one that weighs them.
     steps: Vec<[Option<StepExecutor<Slots>>; 2]>,
@@ -39,29 +63,20 @@ pub(super) struct Graphs<M> {
 }
 
 impl<M: TextModel> Graphs<M> {
-    /// For a number of slots and, if the model has any, of pages. `prompts` prompts are read at once, or up to `most` where that gives the same
-    /// bits.
-    pub fn new(
-        model: Arc<M>,
-        slots: usize,
-        [prompts, most]: [usize; 2],
-        pages: usize,
-        builder: Option<Builder>,
-    ) -> Result<Self> {
+    /// For a number of slots and, if the model has any, of pages.
+    pub fn new(model: Arc<M>, slots: usize, parts: Parts, pages: usize, builder: Option<Builder>) -> Result<Self> {
         let buckets: Vec<usize> =
             std::iter::successors(Some(2), |b| Some(2 * b)).take_while(|b| *b < slots).chain([slots]).collect();
-        // Products are alike for powers of two.
-        let most = 1 << most.max(1).ilog2();
-        let at_once = prompts.max(most);
+        let at_once = parts.at_once();
         let plain_rows = |dtype| Tensor::zeros((at_once, model.vocab()), dtype, model.device());
         let plain = [plain_rows(DType::U8)?, plain_rows(DType::F32)?];
         let memory = model.empty(slots, at_once, pages)?;
         let starts = Tensor::zeros(at_once, DType::U32, model.device())?;
         let in_slots = InSlots { starts, memory: memory.for_others(at_once)? };
-        let rows: Vec<usize> = std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b <= most).collect();
-        let is_asked = most > 1 && model.device().is_cuda() && model.pages().is_some();
-        let rows =
-            if is_asked && are_read_alike(&*model, &in_slots, &rows).unwrap_or(false) { rows } else { vec![prompts] };
+        let powers = std::iter::successors(Some(1), |b| Some(2 * b));
+        let rows: Vec<usize> = powers.take_while(|b| *b <= parts.alike).collect();
+        let are_alike = rows.len() > 1 && are_read_alike(&*model, &in_slots, &rows).unwrap_or(false);
+        let rows = if are_alike { rows } else { vec![parts.together] };
         let reads = rows.iter().map(|_| None).collect();
         let state = Slots::new(&*model, slots, memory)?;
         let steps = buckets.iter().map(|_| [None, None]).collect();
@@ -74,14 +89,14 @@ impl<M: TextModel> Graphs<M> {
         self.buckets.iter().copied().find(|bucket| *bucket >= slots).unwrap_or(slots)
     }
 
-    /// Prompts that are read together at most.
+    /// Parts of prompts that are read together at most.
     pub fn most_read(&self) -> usize {
         self.rows[self.rows.len() - 1]
     }
 
-    /// The rows of the smallest graph that reads this number of prompts.
-    pub fn rows_to_read(&self, prompts: usize) -> usize {
-        self.rows.iter().copied().find(|rows| *rows >= prompts).unwrap_or(self.most_read())
+    /// The rows of the smallest graph that reads this number of parts.
+    pub fn rows_to_read(&self, parts: usize) -> usize {
+        self.rows.iter().copied().find(|rows| *rows >= parts).unwrap_or(self.most_read())
     }
 
     /// Builds all graphs.

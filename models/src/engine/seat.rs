@@ -41,19 +41,19 @@ impl Seat {
         self.sequence.as_ref().map_or_else(Slot::default, Sequence::on_device)
     }
 
-    /// The part of the prompt that is read into the slot next.
-    pub fn next<M: TextModel>(&self, graphs: &Graphs<M>) -> Result<Reading<'_>> {
+    /// The part of the prompt behind the next `ahead` tokens, as it is read into the slot.
+    pub fn next<M: TextModel>(&self, ahead: usize, graphs: &Graphs<M>) -> Result<Reading<'_>> {
         let Some(sequence) = self.reading().filter(|sequence| sequence.held.is_some()) else {
             // What a text has at its next position is written again before it is read.
             return Ok(Reading { start: self.on_device().position as usize, ..Reading::default() });
         };
-        let (tokens, is_last) = sequence.part(graphs.model.part());
+        let (tokens, is_last) = sequence.part(ahead, graphs.model.part());
         let seen = (is_last && sequence.has_marks()).then(|| graphs.marks(sequence)).transpose()?;
         let bias = (is_last && sequence.has_bias()).then(|| graphs.bias(sequence)).transpose()?;
         Ok(Reading {
             tokens,
             is_last,
-            start: sequence.read,
+            start: sequence.read + ahead,
             pages: sequence.pages(),
             position: sequence.first - 1,
             sampling: sequence.request.sampling,

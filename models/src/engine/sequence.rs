@@ -262,9 +262,9 @@ impl Sequence {
         until - self.written.len()
     }
 
-    /// The next tokens of the prompt to read, at most a part of them, and whether they are the last.
-    pub fn part(&self, most: usize) -> (&[u32], bool) {
-        let left = &self.request.prompt[self.read..];
+    /// The tokens of the prompt to read behind the next `ahead`, at most a part of them, and whether they are the last.
+    pub fn part(&self, ahead: usize, most: usize) -> (&[u32], bool) {
+        let left = &self.request.prompt[self.read + ahead..];
         (&left[..left.len().min(most)], left.len() <= most)
     }
 

@@ -39,17 +39,17 @@ pub trait TextModel: Send + Sync + 'static {
     /// No memory left.
     fn memory(&self, count: usize) -> Result<Vec<Tensor>>;
 
-    /// The empty memory of so many texts, of which `prompts` are read at once; where the model has pages, with so many, and those that are no
+    /// The empty memory of so many texts, of which `parts` are read at once; where the model has pages, with so many, and those that are no
     /// text's.
     ///
     /// # Errors
     /// No memory left.
-    fn empty(&self, texts: usize, prompts: usize, pages: usize) -> Result<Memory> {
+    fn empty(&self, texts: usize, parts: usize, pages: usize) -> Result<Memory> {
         let Some(of_text) = self.pages() else { return Ok(Memory::of_texts(self.memory(texts)?)) };
         // A part is filled up with tokens that are behind the text. What is read while graphs are built is in pages of its own.
         let of_part = self.part().div_ceil(PAGE);
         let table = Tensor::zeros((texts, of_text + of_part), DType::U32, self.device())?;
-        let nobodys = prompts * of_part;
+        let nobodys = parts * of_part;
         Ok(Memory::in_pages(self.memory(nobodys + pages)?, table, of_part, nobodys))
     }
 

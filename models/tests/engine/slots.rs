@@ -39,6 +39,41 @@ fn memory_stays_level() {
     assert!(tokens > 1000 && grown < 8 << 20, "memory grew by {} KiB over some {tokens} tokens", grown >> 10);
 }
 
+#[test]
+fn parts_of_a_prompt_that_are_read_together_are_what_they_are_one_by_one() {
+    let model = model();
+    // Four parts, the last one short; one that is whole; and two short ones.
+    let texts = [385, 128, 3, 130].map(|length| {
+        let prompt = (0..length).map(|at| at * 7 % 90).collect();
+        Request { prompt, most: 9, tenant: length.into(), ..Request::default() }
+    });
+    let expected = texts.clone().map(|text| alone(&mut eager(&model, 1), &text).tokens);
+    // In the first step: one part of each text, but for the second one of 130 tokens; all of the first text, if it is alone.
+    for (prompts, together, read) in [(1, 1, 0), (4, 1, 1), (4, 4, 2)] {
+        for builder in [None, Some(OparaExecutor::builder())] {
+            let mut engine = engine(&model, Options { slots: 4, prompts, builder, ..Options::default() });
+            let kept = texts.clone().map(|text| {
+                let (kept, text_of) = Kept::new(usize::MAX);
+                (text, kept, text_of)
+            });
+            let mut told = Vec::new();
+            for (text, kept, text_of) in kept.into_iter().take(together) {
+                engine.add(text, kept).expect("a slot is free");
+                told.push(text_of);
+            }
+            engine.step(|_| true).expect("it runs");
+            let begun = told.iter().filter(|text| !text.lock().expect("no panic").tokens.is_empty()).count();
+            assert_eq!(begun, read, "{prompts} parts of {together} texts");
+            while engine.live() > 0 {
+                engine.step(|_| true).expect("it runs");
+            }
+            for (text, expected) in told.iter().zip(&expected) {
+                assert_eq!(text.lock().expect("no panic").tokens, *expected, "{prompts} parts of {together} texts");
+            }
+        }
+    }
+}
+
 /// A token has no number for its embedding, so what a text with it leaves in its slot is NaN.
 #[test]
 fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {

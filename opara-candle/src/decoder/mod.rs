@@ -202,6 +202,28 @@ impl Builder {
         self.build_decoder_of(Texts::made(Arc::new(forward), make), Tokens::new(example, None)?, capacity)
     }
 
+    /// [`build_padded_decoder`](Self::build_padded_decoder) for a model that cannot be cloned, which `make` makes as for
+    /// [`build_decoder_from`](Self::build_decoder_from).
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn build_padded_decoder_from<M, F>(
+        self,
+        make: impl Fn() -> candle::Result<M> + Send + Sync + 'static,
+        forward: F,
+        example: &Tensor,
+        mask: &Tensor,
+        capacity: usize,
+    ) -> Result<DecoderExecutor<M>>
+    where
+        M: Send + 'static,
+        F: Fn(&mut M, &Tensor, usize, &Tensor) -> candle::Result<Tensor> + Send + Sync + 'static,
+    {
+        let forward = move |model: &mut M, x: &[Tensor], at| forward(model, &x[0], at, &x[1]);
+        let texts = Texts::made(Arc::new(forward), make).with_mask(mask.dtype());
+        self.build_decoder_of(texts, Tokens::new(example, Some(mask))?, capacity)
+    }
+
     fn build_decoder_of<M: Send + 'static>(
         self,
         texts: Texts<M>,
@@ -251,7 +273,8 @@ impl<M: Send + 'static> DecoderExecutor<M> {
     ///
     /// # Errors
     /// Those of [`forward`](Self::forward), and [`Error::Decoder`](crate::Error::Decoder) for a mask of another shape, or if the decoder
-    /// is none of [`build_padded_decoder`](Builder::build_padded_decoder).
+    /// is none of [`build_padded_decoder`](Builder::build_padded_decoder) or
+    /// [`build_padded_decoder_from`](Builder::build_padded_decoder_from).
     pub fn forward_padded(&mut self, tokens: &Tensor, mask: &Tensor, position: usize) -> Result<Tensor> {
         if self.texts.mask().is_none() {
             return Err(DecoderError::NoMask.into());

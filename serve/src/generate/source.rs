@@ -12,8 +12,8 @@ use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
 
-/// Prompts that are read together at most, each a part at a time: texts that are written wait for that.
-const PROMPTS: usize = 8;
+/// Parts of prompts that are read together at most: texts that are written wait for that.
+const PARTS: usize = 16;
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
@@ -127,17 +127,15 @@ impl TextDecoder {
             }
         };
         let longest = model.pages().unwrap_or(0);
-        // A part of each prompt that is read has pages that are no text's.
-        let nobodys = (1 << PROMPTS.min(sequences).max(1).ilog2()) * model.part().div_ceil(PAGE);
+        let options = Options { slots: sequences, most_parts: PARTS, builder, ..Options::default() };
         let pages = match bytes {
-            Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(nobodys),
+            Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(options.own_pages(&model)),
             None => {
                 let most = model.free_bytes()?.unwrap_or(u64::MAX) / 5 * 4 / budget.models.max(1) as u64;
                 (most / model.page_bytes()).max(longest as u64) as usize
             }
         };
-        let pages = Some(pages.min(sequences * longest));
-        let options = Options { slots: sequences, most_prompts: PROMPTS, pages, builder, ..Options::default() };
+        let options = Options { pages: Some(pages.min(sequences * longest)), ..options };
         let mut engine = Engine::new(Arc::new(model), options)?;
         engine.build()?;
         Ok(engine)

@@ -135,30 +135,35 @@ fn texts_that_wait_on_the_host_write_what_they_write_with_pages_for_all() -> any
     Ok(())
 }
 
-/// As many prompts as wait are read together, and no text's bits depend on that.
+/// Parts of as many prompts as wait are read together, and further parts of each, and no text's bits depend on that.
 #[test]
-fn prompts_that_are_read_together_give_the_texts_that_each_gives_alone() -> anyhow::Result<()> {
+fn parts_that_are_read_together_give_the_texts_that_each_gives_alone() -> anyhow::Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
     for (kind, dtype) in [(2, DType::F16), (6, DType::BF16), (0, DType::BF16)] {
         let (name, config) = configs().swap_remove(kind);
-        let config = Config { max_positions: 512, hidden: 512, intermediate: 1536, ..config };
-        let model = Arc::new(Decoder::load(opara_weights::seeded(5, dtype, &device), &config, 400)?);
-        let engine = |most_prompts, builder| {
-            Engine::new(model.clone(), Options { slots: 8, most_prompts, builder, ..Options::default() })
-        };
-        let text = |at: u32, own: u32| {
-            let prompt = (0..1 + at * 37 % 300).map(|i| (i * 7 + own) % 90).collect();
-            Request { prompt, most: 12, tenant: u64::from(own), ..Request::default() }
+        let config = Config { max_positions: 2_000, hidden: 512, intermediate: 1536, ..config };
+        let model = Arc::new(Decoder::load(opara_weights::seeded(5, dtype, &device), &config, 1_500)?);
+        let engine = |most_parts, builder| {
+            Engine::new(model.clone(), Options { slots: 8, most_parts, builder, ..Options::default() })
         };
         // Of other tenants, so that nothing is shared.
-        let texts: Vec<Request> = (0..24u32).map(|at| text(at, at)).collect();
+        let text = |(at, length): (usize, usize)| {
+            let prompt = (0..length as u32).map(|i| (i * 7 + at as u32) % 90).collect();
+            Request { prompt, most: 12, tenant: at as u64, ..Request::default() }
+        };
+        let short = (0..24).map(|at| 1 + at * 37 % 300);
+        let texts: Vec<Request> = short.chain([1_400, 128, 129, 1_024, 700]).enumerate().map(text).collect();
         let expected = engine(1, None)?.generate(&texts, |_, _| ())?;
-        let mut together = engine(8, Some(OparaExecutor::builder()))?;
+        let mut together = engine(16, Some(OparaExecutor::builder()))?;
         together.build()?;
         assert_eq!(together.eager(), [""; 0], "{name}");
-        // For 1, 2, 4 and 8 prompts, and for steps of 2, 4 and 8 texts with marks and without.
-        assert_eq!(together.reports().len(), 4 + 2 * 3, "{name} in {dtype:?} is read alike");
+        // For 1, 2, 4, 8 and 16 parts, and for steps of 2, 4 and 8 texts with marks and without.
+        assert_eq!(together.reports().len(), 5 + 2 * 3, "{name} in {dtype:?} is read alike");
         assert_eq!(together.generate(&texts, |_, _| ())?, expected, "{name} in {dtype:?}");
+        // Alone, all of a prompt at once.
+        for (text, expected) in texts.iter().zip(&expected).skip(24) {
+            assert_eq!(together.generate(std::slice::from_ref(text), |_, _| ())?, [expected.clone()], "{name}");
+        }
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::ops::{Activation, ProductPrecision};
 const PART: usize = 128;
 
 /// How many parts there may be.
-const COUNTS: [usize; 4] = [1, 2, 4, 8];
+const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
 
 /// Columns of a product at most: no layer has more, and trying algorithms for a vocabulary would take seconds.
 const MOST_COLUMNS: usize = 1 << 16;
@@ -43,7 +43,7 @@ impl choice::Implementation for Way {
 /// For each product of one part.
 static WAYS: Choices<Matmul, Way> = Choices::new("product of parts");
 
-/// `x * weightᵀ` of 1, 2, 4 or 8 parts; `None` for other operands, and where no algorithm gives all numbers of parts the same bits.
+/// `x * weightᵀ` of 1, 2, 4, 8 or 16 parts; `None` for other operands, and where no algorithm gives all numbers of parts the same bits.
 pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner.max(1);
@@ -82,15 +82,17 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
     }
 }
 
-/// Rows of the most parts, of various numbers.
+/// Rows of the most parts, of various numbers: those of the first part, in further ones from another column on.
 fn rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
-    let rows = COUNTS[COUNTS.len() - 1] * PART;
     let number = |at: u32| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.;
-    let numbers = (0..(rows * of.inner) as u32).map(number);
-    Tensor::from_iter(numbers, &candle::Device::Cpu)?
-        .reshape((rows, of.inner))?
-        .to_dtype(of.dtype)?
-        .to_device(like.device())
+    let numbers = (0..(PART * of.inner) as u32).map(number);
+    let first = Tensor::from_iter(numbers, &candle::Device::Cpu)?.reshape((PART, of.inner))?.to_dtype(of.dtype)?;
+    let first = first.to_device(like.device())?;
+    let part = |at: usize| {
+        let from = at * 7 % of.inner;
+        Tensor::cat(&[first.narrow(1, from, of.inner - from)?, first.narrow(1, 0, from)?], 1)
+    };
+    Tensor::cat(&(0..COUNTS[COUNTS.len() - 1]).map(part).collect::<Result<Vec<_>>>()?, 0)
 }
 
 /// What is tried on the weight of a product.
@@ -126,21 +128,26 @@ impl Trial<'_> {
     }
 
     fn is_alike(&self, algorithm: Algorithm) -> Result<bool> {
-        let bytes = |y: &Tensor| -> Result<Vec<u16>> {
+        let bits = |y: &Tensor| -> Result<Vec<u16>> {
             let y = y.flatten_all()?;
             Ok(match y.dtype() {
                 DType::F16 => y.to_vec1::<half::f16>()?.into_iter().map(half::f16::to_bits).collect(),
                 _ => y.to_vec1::<half::bf16>()?.into_iter().map(half::bf16::to_bits).collect(),
             })
         };
-        for count in &COUNTS[1..] {
-            let all = self.product(algorithm, 0, *count)?;
-            for part in 0..*count {
-                let alone = bytes(&self.product(algorithm, part, 1)?)?;
-                // All weights' products are alike that are zeros.
-                if bytes(&all.narrow(0, part * PART, PART)?)? != alone || alone.iter().all(|bits| bits << 1 == 0) {
-                    return Ok(false);
-                }
+        let most = COUNTS[COUNTS.len() - 1];
+        let all = bits(&self.product(algorithm, 0, most)?)?;
+        let of_part = all.len() / most;
+        // All weights' products are alike that are zeros.
+        if all.chunks(of_part).any(|part| part.iter().all(|bits| bits << 1 == 0)) {
+            return Ok(false);
+        }
+        // Each part alone, and then some of them together.
+        let alone = (0..most).map(|part| (part, 1));
+        for (first, count) in alone.chain(COUNTS[1..COUNTS.len() - 1].iter().map(|count| (most - count, *count))) {
+            let some = &all[first * of_part..(first + count) * of_part];
+            if bits(&self.product(algorithm, first, count)?)? != some {
+                return Ok(false);
             }
         }
         Ok(true)
