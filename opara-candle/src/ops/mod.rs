@@ -220,6 +220,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     embedding::launch::DECLARED,
     error_totals::launch::DECLARED,
     gemv::launch::DECLARED,
+    gemv::many::DECLARED,
     gemv::warpgroup::DECLARED,
     group_norm::launch::DECLARED,
     heads::launch::DECLARED,

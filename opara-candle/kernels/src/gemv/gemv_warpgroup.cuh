@@ -1,21 +1,23 @@
-// Products of a weight's rows with 2 to 256 rows of x on warpgroups (sm_90a), for types of 16 bits: gemv.cuh has those with one row. The
+// Products of a weight's rows with 2 to 64 rows of x on warpgroups (sm_90a), for types of 16 bits: gemv.cuh has those with one row. The
 // weight is the first operand of an instruction, whose 64 rows are then full however few rows x has. Memory's speed limits these
 // products.
 //
-// A cluster of SPLITS blocks computes the results of 64 rows of the weight for each of a block's WARPGROUPS: each block has a part of the
-// inner dimension. From 65 rows of x on, which each block reads anew from the second level of the cache, a block has two. What it
-// multiplies next is on its way into shared memory; the first of that is asked for before the kernel waits for its predecessors.
+// A cluster of SPLITS blocks computes the results of 64 rows of the weight: each block has a part of the inner dimension. What it multiplies
+// next is on its way into shared memory; the first of that is asked for before the kernel waits for its predecessors. More rows of x have
+// the kernels of gemv_many.cuh.
 //
 // Sums are in an order that the sizes of the weight decide, and an instruction gives a column the same bits whatever columns it has
 // beside it: a row's result depends neither on the rows beside it nor on how many there are.
 #pragma once
-#include "activation.cuh"
-#include "cluster.cuh"
 #include "dependent.cuh"
+#include "four_results.cuh"
 #include "warpgroup.cuh"
 
+// Threads of a block: a warpgroup.
+constexpr unsigned THREADS = 128;
+
 // COUNT rows of a line each, which the block copies to shared memory: a thread has 16 bytes of every STEP-th row.
-template <typename T, unsigned COUNT, unsigned THREADS> struct Lines {
+template <typename T, unsigned COUNT> struct Lines {
     static constexpr unsigned STEP = THREADS / CHUNKS, OF_THREAD = (COUNT + STEP - 1) / STEP;
 
     __device__ static unsigned column() { return threadIdx.x % CHUNKS * WIDE<T>; }
@@ -31,37 +33,16 @@ template <typename T, unsigned COUNT, unsigned THREADS> struct Lines {
     __device__ static T *place(T *tile, unsigned row) { return tile + swizzled<T>(row, threadIdx.x % CHUNKS); }
 };
 
-// Four neighbouring results of a row of x, and what is added to them.
-template <bool GATED> struct Four {
-    unsigned row, column;
-    float bias[GATED ? 2 : 1][4], residual[4];
-
-    // Asks for what is added, with zeros where there is nothing. Beyond the end: the last one again, whose result is not stored.
-    template <typename T>
-    __device__ Four(unsigned row, unsigned column, unsigned columns, const T *of_bias, const T *of_residual)
-        : row(row), column(column), bias{}, residual{} {
-#pragma unroll
-        for (unsigned e = 0; e < 4; e++) {
-            const unsigned at = min(column + e, columns - 1);
-            if (of_bias) {
-#pragma unroll
-                for (unsigned half = 0; half < (GATED ? 2 : 1); half++) bias[half][e] = widen(of_bias[half * columns + at]);
-            }
-            if (of_residual) residual[e] = widen(of_residual[(size_t)row * columns + at]);
-        }
-    }
-};
-
 // Results of up to N rows of x, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is `columns`
 // rows further down. The activation is the gate's, or comes before the residual.
-template <typename T, unsigned N, unsigned WARPGROUPS, unsigned SPLITS, bool GATED>
+template <typename T, unsigned N, unsigned SPLITS, bool GATED>
 __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const T *weight,
                             const T *bias, const T *residual, T *y) {
     // Rows of the weight that a block takes, and floats between the sums of two rows of x: lanes that store at once reach different banks.
-    constexpr unsigned ROWS = 64 * WARPGROUPS, PITCH = ROWS + 4, THREADS = 128 * WARPGROUPS;
-    constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, FOURS = RESULTS / 4, SLOT = (ROWS + N) * LINE<T>;
-    using OfWeight = Lines<T, ROWS, THREADS>;
-    using OfX = Lines<T, N, THREADS>;
+    constexpr unsigned ROWS = 64, PITCH = ROWS + 4;
+    constexpr unsigned RESULTS = GATED ? ROWS / 2 : ROWS, SLOT = (ROWS + N) * LINE<T>;
+    using OfWeight = Lines<T, ROWS>;
+    using OfX = Lines<T, N>;
     extern __shared__ __align__(BASE) uint4 dynamic[];
     T *const room = reinterpret_cast<T *>(dynamic);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = blockIdx.x * RESULTS;
@@ -111,10 +92,7 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int
     }
     // The blocks of the cluster share the results. A thread's first ones have what is added by the time that their sums are there.
     const unsigned begin = blockIdx.z * THREADS + threadIdx.x;
-    auto four_at = [&](unsigned i) {
-        return Four<GATED>(min(i / FOURS, rows - 1), base + i % FOURS * 4, columns, bias, residual);
-    };
-    Four<GATED> four = four_at(begin);
+    const Four<GATED> four(begin, RESULTS / 4, rows, base, columns, bias, residual);
 
     float sum[N / 8][4] = {};
     unsigned slot = 0, asked_slot = ahead;
@@ -123,7 +101,7 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int
         wgmma_wait();
         fence_shared_writes();
         __syncthreads();
-        const unsigned long long of_weight = matrix_descriptor(room + slot * SLOT + warp / 4 * 64 * LINE<T>);
+        const unsigned long long of_weight = matrix_descriptor(room + slot * SLOT);
         const unsigned long long of_x = matrix_descriptor(room + slot * SLOT + ROWS * LINE<T>);
         wgmma_fence();
 #pragma unroll
@@ -148,67 +126,30 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, int
         for (unsigned e = 0; e < 4; e++)
             sums[(n * 8 + lane % 4 * 2 + e % 2) * PITCH + warp * 16 + lane / 4 + e / 2 * 8] = sum[n][e];
     sync_cluster<SPLITS>();
-    with_activation(activation, [&](auto kind) {
-        for (unsigned i = begin; i < rows * FOURS; i += SPLITS * THREADS) {
-            if (i != begin) four = four_at(i);
-            if (four.column >= columns) continue;
-            auto total = [&](unsigned half) {
-                const float *const at = sums + four.row * PITCH + half * RESULTS + (four.column - base);
-                Vec<float, 4> all = load_from_block<SPLITS>(0, at);
-#pragma unroll
-                for (unsigned split = 1; split < SPLITS; split++) {
-                    const Vec<float, 4> some = load_from_block<SPLITS>(split, at);
-#pragma unroll
-                    for (unsigned e = 0; e < 4; e++) all.at[e] += some.at[e];
-                }
-#pragma unroll
-                for (unsigned e = 0; e < 4; e++) all.at[e] += four.bias[half][e];
-                return all;
-            };
-            const Vec<float, 4> value = total(0);
-            [[maybe_unused]] Vec<float, 4> through{};
-            if constexpr (GATED) through = total(1);
-            Vec<T, 4> results;
-#pragma unroll
-            for (unsigned e = 0; e < 4; e++) {
-                const float result = activate<kind>(value.at[e]);
-                results.at[e] = narrow<T>(GATED ? result * through.at[e] : result + four.residual[e]);
-            }
-            T *const to = y + (size_t)four.row * columns + four.column;
-            if (columns % 4 == 0) {
-                store<T, 4>(to, results);
-            } else {
-#pragma unroll
-                for (unsigned e = 0; e < 4; e++)
-                    if (four.column + e < columns) to[e] = results.at[e];
-            }
-        }
-    });
+    store_fours<SPLITS, THREADS>(four, begin, sums, PITCH, base, rows, columns, activation, bias, residual, y);
     // Other blocks of the cluster may still read this one's sums.
     leave_cluster<SPLITS>();
 }
 
 // Kernels of N rows at most.
-#define GEMV(T, NAME, N, WARPGROUPS, BLOCKS, SPLITS)                                                                   \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * WARPGROUPS, BLOCKS)                             \
+#define GEMV(T, NAME, N, SPLITS)                                                                                       \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4)                                           \
         opara_matmul_rows_##N##_by##SPLITS##_##NAME(unsigned rows, unsigned columns, unsigned inner, int activation,   \
             const T *x, const T *weight, const T *bias, const T *residual, T *y) {                                     \
-        gemv<T, N, WARPGROUPS, SPLITS, false>(rows, columns, inner, activation, x, weight, bias, residual, y);         \
+        gemv<T, N, SPLITS, false>(rows, columns, inner, activation, x, weight, bias, residual, y);                     \
     }                                                                                                                  \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(128 * WARPGROUPS, BLOCKS)                             \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4)                                           \
         opara_matmul_gated_rows_##N##_by##SPLITS##_##NAME(unsigned rows, unsigned columns, unsigned inner,             \
             int activation, const T *x, const T *weight, const T *bias, T *y) {                                        \
-        gemv<T, N, WARPGROUPS, SPLITS, true>(rows, columns, inner, activation, x, weight, bias, nullptr, y);           \
+        gemv<T, N, SPLITS, true>(rows, columns, inner, activation, x, weight, bias, nullptr, y);                       \
     }
-#define GEMVS(T, NAME, N, WARPGROUPS, BLOCKS)                                                                          \
-    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 1)                                                                            \
-    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 2)                                                                            \
-    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 4)                                                                            \
-    GEMV(T, NAME, N, WARPGROUPS, BLOCKS, 8)
+#define GEMVS(T, NAME, N)                                                                                              \
+    GEMV(T, NAME, N, 1)                                                                                                \
+    GEMV(T, NAME, N, 2)                                                                                                \
+    GEMV(T, NAME, N, 4)                                                                                                \
+    GEMV(T, NAME, N, 8)
 #define ALL_GEMVS(T, NAME)                                                                                             \
-    GEMVS(T, NAME, 8, 1, 4)                                                                                            \
-    GEMVS(T, NAME, 16, 1, 4)                                                                                           \
-    GEMVS(T, NAME, 32, 1, 4)                                                                                           \
-    GEMVS(T, NAME, 64, 1, 4)                                                                                           \
-    GEMVS(T, NAME, 128, 2, 2)                                                                                          \
-    GEMVS(T, NAME, 256, 2, 1)
+    GEMVS(T, NAME, 8)                                                                                                  \
+    GEMVS(T, NAME, 16)                                                                                                 \
+    GEMVS(T, NAME, 32)                                                                                                 \
+    GEMVS(T, NAME, 64)

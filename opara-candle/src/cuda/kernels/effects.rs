@@ -14,7 +14,9 @@ use crate::cuda::driver::kernels::declared::{Declared, Kind, Parameter, Pointer,
 pub(super) fn of_declared(declared: &Declared) -> Effects {
     let shapes = declared.shapes();
     let pointers = shapes.iter().enumerate().filter_map(|(at, shape)| match shape {
-        Shape::Pointer { parameter, pointer } => Some((at, *parameter, *pointer)),
+        Shape::Pointer { parameter, pointer } | Shape::Matrix { parameter, pointer } => {
+            Some((at, *parameter, *pointer))
+        }
         Shape::Table { parameter, of, .. } => Some((at, *parameter, (*of)?)),
         Shape::Number { .. } | Shape::Part { .. } => None,
     });

@@ -4,6 +4,7 @@ use super::effects::{element_size, read_element, written_element};
 use super::ptx::Entry;
 use super::uses::{uses, Access, Uses};
 use crate::cuda::driver::kernels::declared::{Declared, Loads, Pointer, Role, Shape};
+use crate::cuda::driver::kernels::matrix::Matrix;
 use opara_plan::kernel_catalog::{Before, Effects, Extent, Factor};
 
 fn ensure(holds: bool, reason: impl FnOnce() -> String) -> Result<(), String> {
@@ -63,6 +64,7 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
     let width = |shape: &Shape| match shape {
         Shape::Number { bytes, .. } => *bytes,
         Shape::Table { count, .. } => 8 * count,
+        Shape::Matrix { .. } => size_of::<Matrix>(),
         Shape::Pointer { .. } | Shape::Part { .. } => 8,
     };
     let (widths, of_code) = (shapes.iter().map(width).collect::<Vec<_>>(), kernel.widths());
@@ -75,7 +77,9 @@ pub(super) fn agrees(kernel: &Entry, declared: &Declared) -> Result<(), String> 
         let (parameter, pointer) = match *shape {
             Shape::Number { parameter, .. } => (parameter, None),
             Shape::Part { parameter } => (parameter, Some((Role::Guarded, kernel.element()))),
-            Shape::Pointer { parameter, pointer } | Shape::Table { parameter, of: Some(pointer), .. } => {
+            Shape::Pointer { parameter, pointer }
+            | Shape::Matrix { parameter, pointer }
+            | Shape::Table { parameter, of: Some(pointer), .. } => {
                 (parameter, Some((pointer.role, element(kernel, &pointer))))
             }
             Shape::Table { parameter, of: None, .. } => (parameter, None),
@@ -181,7 +185,9 @@ mod tests {
             let last = |entry: &Entry| entry.name.rsplit('_').next().unwrap_or_default();
             let types: BTreeSet<&str> = variants.iter().map(last).collect();
             assert_eq!(types, kernel.elements.iter().copied().collect(), "{}", kernel.prefix);
-            for (need, instruction) in [(Need::TensorCores, "mma.sync"), (Need::Warpgroups, "wgmma.")] {
+            for (need, instruction) in
+                [(Need::TensorCores, "mma.sync"), (Need::Warpgroups, "wgmma."), (Need::Boxes, "cp.async.bulk.tensor.")]
+            {
                 // Code for older devices lacks the instruction.
                 let is_compiled = variants.iter().all(|entry| need.is_met(&of_build(entry.module)));
                 let is_used = variants.iter().any(|entry| entry.code.contains(instruction));

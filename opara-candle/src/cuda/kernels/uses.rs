@@ -39,9 +39,15 @@ impl<'a> Instruction<'a> {
         bracket?.split(['+', ']']).next()
     }
 
-    /// Whether it copies from global to shared memory, `cp.async.cg.shared.global [%r1], [%rd1], 16, %r2`.
+    /// Whether it copies from global to shared memory, `cp.async.cg.shared.global [%r1], [%rd1], 16, %r2`, or a box of a matrix.
     fn is_copy(&self) -> bool {
-        matches!(self.operation.as_slice(), ["cp", "async", "ca" | "cg", "shared", "global", ..])
+        self.is_copy_of_box()
+            || matches!(self.operation.as_slice(), ["cp", "async", "ca" | "cg", "shared", "global", ..])
+    }
+
+    /// Whether it is `cp.async.bulk.tensor.2d.shared::cluster.global... [%r1], [%rd1, {%r2, %r3}], [%r4]`. `%rd1` leads to the matrix.
+    fn is_copy_of_box(&self) -> bool {
+        matches!(self.operation.as_slice(), ["cp", "async", "bulk", "tensor", _, "shared::cluster", "global", ..])
     }
 
     fn loads(&self) -> bool {
@@ -66,6 +72,10 @@ impl<'a> Instruction<'a> {
     /// Bytes of one element, and how many are accessed at once. The element type is the last part of the operation. Copies say how
     /// many bytes.
     fn element(&self) -> Result<(u64, u64), String> {
+        // Boxes begin at multiples of 16 bytes, as rows of the matrix do.
+        if self.is_copy_of_box() {
+            return Ok((16, 1));
+        }
         if self.is_copy() {
             let bytes = self.operands.get(2).and_then(|bytes| bytes.parse().ok());
             return Ok((bytes.ok_or("a copy has no size")?, 1));
@@ -213,10 +223,13 @@ mod tests {
             add.s64 %rd14, %rd13, %rd7;
             ld.param.u64 %rd15, [%rd14];
             st.global.f32 [%rd15], %f2;
+            mov.b64 %rd16, k_param_6;       // a matrix
+            cvta.param.u64 %rd17, %rd16;
+            cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%r4], [%rd17, {%r5, %r6}], [%r7];
         }";
         let uses = uses(code).expect("the analysis succeeds");
         let access = |element, count| Access { element, least: element * count, most: element * count };
-        let loaded = [(0, access(8, 2)), (1, access(8, 2)), (2, access(2, 1)), (4, access(16, 1))];
+        let loaded = [(0, access(8, 2)), (1, access(8, 2)), (2, access(2, 1)), (4, access(16, 1)), (6, access(16, 1))];
         assert_eq!((uses.loaded, uses.stored), (loaded.into(), [(2, access(2, 1)), (5, access(4, 1))].into()));
         assert_eq!(uses.tested, [0].into());
     }

@@ -5,7 +5,7 @@ use candle::{bail, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, Epilogue, Operands, Sizes};
-use super::warpgroup;
+use super::{many, warpgroup};
 use crate::cuda::driver::kernels::Capabilities;
 use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
 use crate::ops::{rms_norm, Activation, RmsScale};
@@ -54,12 +54,10 @@ fn run(
     let (device, rows) = (x.device().as_cuda_device()?, x.elem_count() / inner.max(1));
     let sizes = [rows, columns, inner];
     // More rows of one text are a prompt's, of which there may be any number: a library's products are faster for these.
-    let are_texts = rows <= warpgroup::MOST_OF_ONE_WARPGROUP || matches!(x.dims(), [.., 1, _]);
-    let of_warpgroups = if are_texts {
-        warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?)
-    } else {
-        None
-    };
+    let capabilities = Capabilities::of(device, warpgroup::CODE)?;
+    let few = warpgroup::Sizes::new(x.dtype(), sizes, epilogue, &capabilities).map(Way::Warpgroups);
+    let many = || many::Sizes::new(x.dtype(), sizes, epilogue, &capabilities).map(Way::Many);
+    let of_warpgroups = few.or_else(|| if matches!(x.dims(), [.., 1, _]) { many() } else { None });
     let of_warps = Sizes::new(x.dtype(), sizes, epilogue, &Capabilities::of(device, launch::CODE)?);
     // Copies are launches: there are none for a product that no kernel here computes.
     if of_warpgroups.is_none() && of_warps.is_none() {
@@ -72,7 +70,7 @@ fn run(
         Some(of) if begin_wide([weight])? && (norm.is_some() || begin_wide([&x])?) => {
             // A launch of its own: while it runs, the product's kernel asks for weights.
             let x = norm.map_or(Ok(x.clone()), |(scale, eps)| rms_norm(&x, scale, eps))?;
-            let few = Few { of: Way::Warpgroups(of), eps: 0., weight: weight.clone(), scale: None, bias, residual };
+            let few = Few { of, eps: 0., weight: weight.clone(), scale: None, bias, residual };
             return launched(few, &x, shape).map(Some);
         }
         _ => {}
@@ -90,6 +88,7 @@ fn run(
 enum Way {
     Warps(Sizes),
     Warpgroups(warpgroup::Sizes),
+    Many(many::Sizes),
 }
 
 struct Few {
@@ -113,6 +112,7 @@ impl Kernel for Few {
             match &self.of {
                 Way::Warps(of) => launch::gemv(device, of, &x, &operands, y),
                 Way::Warpgroups(of) => warpgroup::product(device, of, &x, &operands, y),
+                Way::Many(of) => many::product(device, of, &x, &operands, y),
             }
         })
     }

@@ -5,6 +5,8 @@ mod cuda;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
 #[cfg(feature = "cuda")]
+pub(super) mod many;
+#[cfg(feature = "cuda")]
 pub(super) mod warpgroup;
 
 use candle::{bail, DType, Device, Result, Tensor, D};
@@ -157,7 +159,7 @@ pub fn norm_gated(
 pub fn alike_rows(dtype: DType, device: &Device) -> Result<usize> {
     #[cfg(feature = "cuda")]
     if let Device::Cuda(device) = device {
-        return Ok(warpgroup::alike_rows(dtype, device)?.unwrap_or(FEW));
+        return Ok(many::alike_rows(dtype, device)?.unwrap_or(FEW));
     }
     let _ = (dtype, device);
     Ok(FEW)

@@ -1,4 +1,5 @@
-//! Launches of `gemv_warpgroup.cuh`: products with 2 to 256 rows of 16 bits, whose bits do not depend on how many there are.
+//! Launches of `gemv_warpgroup.cuh`: products with 2 to 64 rows of 16 bits, whose bits do not depend on how many
+//! there are. More have the kernels of [`many`](super::many), which give the same bits.
 
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
@@ -27,18 +28,16 @@ kernels! {
     }
 }
 
-/// Rows of a weight that a warpgroup takes, and its threads, as in the header.
+/// Rows of a weight that a block takes, and its threads, as in the header.
 const ROWS: usize = 64;
 const THREADS: usize = 128;
 
 /// Bytes of a row that a block multiplies at a time.
-const LINE: usize = 128;
+pub(super) const LINE: usize = 128;
 
 /// Rows of `x` that kernels take at most.
-const WIDTHS: [usize; 6] = [8, 16, 32, 64, 128, 256];
-
-/// Of these, the most that a block of one warpgroup takes.
-pub(super) const MOST_OF_ONE_WARPGROUP: usize = 64;
+const WIDTHS: [usize; 4] = [8, 16, 32, 64];
+pub(super) const MOST: usize = WIDTHS[WIDTHS.len() - 1];
 
 /// Blocks of a cluster, which share the inner dimension.
 const SPLITS: [usize; 4] = [1, 2, 4, 8];
@@ -46,29 +45,22 @@ const SPLITS: [usize; 4] = [1, 2, 4, 8];
 /// Blocks that a weight is split into at most, for each multiprocessor.
 const MOST_BLOCKS: usize = 3;
 
-/// Blocks of a multiprocessor that run side by side at most, without room for others: of one warpgroup, and for 128 and for 256 rows, whose
-/// registers are enough for no more.
+/// Blocks of a multiprocessor that run side by side at most, without room for others.
 const BESIDE: usize = 4;
-const BESIDE_OF_128: usize = 2;
-const BESIDE_OF_256: usize = 1;
 
 /// Steps that a block has in shared memory: one that is multiplied, and what `wait_for_first` counts.
 const MOST_SLOTS: usize = 9;
 const LEAST_SLOTS: usize = 3;
 
 /// Shared memory of a block that its kernel does not see.
-const RESERVED: usize = 1 << 10;
+pub(super) const RESERVED: usize = 1 << 10;
 
 /// Code that says what the kernels were compiled for.
 pub(super) const CODE: &str = ptx::GEMV_WARPGROUP_BF16;
 
-/// Rows up to which a row's bits do not depend on how many there are, if each is a text's; `None` where there are no such kernels.
-///
-/// # Errors
-/// A failed driver call.
-pub(in crate::ops) fn alike_rows(dtype: DType, device: &CudaDevice) -> Result<Option<usize>> {
-    let is_known = Product::<()>::is_for(dtype) && Product::<()>::runs_on(&Capabilities::of(device, CODE)?);
-    Ok(is_known.then_some(WIDTHS[WIDTHS.len() - 1]))
+/// Is there a kernel for elements of this type?
+pub(super) fn is_known(dtype: DType, capabilities: &Capabilities) -> bool {
+    Product::<()>::is_for(dtype) && Product::<()>::runs_on(capabilities)
 }
 
 /// Sizes of such a product.
@@ -94,10 +86,9 @@ impl Sizes {
         epilogue: Epilogue,
         capabilities: &Capabilities,
     ) -> Option<Self> {
-        let is_known = Product::<()>::is_for(dtype) && Product::<()>::runs_on(capabilities);
-        let are_few = (2..=WIDTHS[WIDTHS.len() - 1]).contains(&rows);
+        let are_few = (2..=MOST).contains(&rows);
         let are_countable = columns > 0 && inner > 0 && columns.max(inner) <= 1 << 28;
-        if !(is_known && are_few && are_countable && inner.is_multiple_of(wide(dtype))) {
+        if !(is_known(dtype, capabilities) && are_few && are_countable && inner.is_multiple_of(wide(dtype))) {
             return None;
         }
         let mut of = Self { dtype, rows, columns, inner, epilogue, shared: 0 };
@@ -111,35 +102,26 @@ impl Sizes {
         WIDTHS.into_iter().find(|&width| self.rows <= width).unwrap_or(self.rows)
     }
 
-    /// Warpgroups of a block.
-    fn warpgroups(&self) -> usize {
-        if self.width() > MOST_OF_ONE_WARPGROUP {
-            2
-        } else {
-            1
-        }
-    }
-
     /// Bytes of a step.
     fn slot(&self) -> usize {
-        (self.warpgroups() * ROWS + self.width()) * LINE
+        (ROWS + self.width()) * LINE
     }
 
     /// Bytes of a block's sums: `PITCH` floats of the header for each row.
     fn sums(&self) -> usize {
-        self.width() * (self.warpgroups() * ROWS + 4) * size_of::<f32>()
+        self.width() * (ROWS + 4) * size_of::<f32>()
     }
 
-    /// Sets of rows of the weight, of which each has a cluster, if a block has so many warpgroups.
-    fn clusters(&self, warpgroups: usize) -> usize {
-        self.columns.div_ceil(warpgroups * ROWS / self.epilogue.rows())
+    /// Sets of rows of the weight, of which each has a cluster.
+    fn clusters(&self) -> usize {
+        self.columns.div_ceil(ROWS / self.epilogue.rows())
     }
 
     /// Blocks of a cluster: as many as multiprocessors have room for, with two steps each. It depends on the weight alone, so that the bits
     /// of a row do not depend on how many there are.
-    fn splits(&self) -> usize {
+    pub fn splits(&self) -> usize {
         let steps = (self.inner * self.dtype.size_in_bytes()).div_ceil(LINE);
-        let fit = |&splits: &usize| self.clusters(1) * splits <= MOST_BLOCKS * PROCESSORS && 2 * splits <= steps;
+        let fit = |&splits: &usize| self.clusters() * splits <= MOST_BLOCKS * PROCESSORS && 2 * splits <= steps;
         SPLITS.into_iter().rev().find(fit).unwrap_or(1)
     }
 
@@ -147,19 +129,15 @@ impl Sizes {
     /// this one's end, and would gather on those that are free first. Clusters are not packed so densely: they have room for one more.
     fn beside(&self) -> usize {
         let splits = self.splits();
-        match self.width() {
-            256 => BESIDE_OF_256,
-            128 => BESIDE_OF_128,
-            _ => (self.clusters(1) * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1),
-        }
+        (self.clusters() * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1)
     }
 
     /// The variant of the kernel, and its launch shape.
     fn launch(&self) -> (String, LaunchConfig) {
         let splits = self.splits();
         let config = LaunchConfig {
-            grid_dim: (self.clusters(self.warpgroups()) as u32, 1, splits as u32),
-            block_dim: ((self.warpgroups() * THREADS) as u32, 1, 1),
+            grid_dim: (self.clusters() as u32, 1, splits as u32),
+            block_dim: (THREADS as u32, 1, 1),
             shared_mem_bytes: self.shared as u32,
         };
         (format!("{}_by{splits}_{}", self.width(), self.dtype.as_str()), config)
@@ -215,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn all_from_two_to_256_rows_have_a_kernel_and_share_their_splits() {
+    fn all_from_two_to_64_rows_have_a_kernel_and_share_their_splits() {
         // Llama-3.1-8B's, Llama-3.2-1B's, Qwen2.5-0.5B's, a head, and rows longer than any.
         let weights = [
             (6144, 4096, PLAIN, 4),
@@ -230,7 +208,7 @@ mod tests {
             (8, 8, GATED, 1),
         ];
         for (columns, inner, epilogue, splits) in weights {
-            for rows in 2..=256 {
+            for rows in 2..=64 {
                 let of = of(rows, columns, inner, epilogue).expect("it fits");
                 assert_eq!(of.splits(), splits, "{of:?}");
                 assert!(of.shared >= LEAST_SLOTS * of.slot() && of.shared >= of.sums(), "{of:?}");
@@ -238,7 +216,7 @@ mod tests {
             }
         }
         assert_eq!(of(1, 64, 64, PLAIN), None, "one row has a kernel of its own");
-        assert_eq!(of(257, 64, 64, PLAIN), None, "more rows than kernels take");
+        assert_eq!(of(65, 64, 64, PLAIN), None, "more rows than kernels take");
         assert_eq!(of(2, 64, 100, PLAIN), None, "rows that 16 bytes do not divide");
     }
 
@@ -262,7 +240,5 @@ mod tests {
         assert_eq!(shared(64, 4096, 4096, PLAIN), Some((3, 75 << 10)));
         assert_eq!(shared(64, 14_336, 4096, GATED), Some((4, 56 << 10)));
         assert_eq!(shared(64, 128_256, 2048, PLAIN), Some((4, 56 << 10)));
-        assert_eq!(shared(128, 4096, 4096, PLAIN), Some((2, 113 << 10)));
-        assert_eq!(shared(256, 4096, 4096, GATED), Some((1, 227 << 10)));
     }
 }

@@ -7,6 +7,8 @@ use cudarc::driver::sys::CUdevice_attribute::{
     CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
 };
 
+use super::matrix::Matrix;
+
 /// The architecture that PTX was compiled for, such as `sm_90a`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Target {
@@ -57,6 +59,8 @@ pub(crate) struct Capabilities {
     shared_per_block: usize,
     /// Multiprocessors of the device.
     processors: usize,
+    /// Whether the driver describes matrices in a way that a replay may address anew.
+    describes_matrices: bool,
 }
 
 impl Capabilities {
@@ -74,6 +78,7 @@ impl Capabilities {
             device: (major * 10 + minor) as u32,
             shared_per_block: number(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             processors: number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            describes_matrices: Matrix::is_known(),
         })
     }
 
@@ -96,6 +101,11 @@ impl Capabilities {
     /// Are thread block clusters available?
     pub fn has_clusters(&self) -> bool {
         self.runs().is_some_and(|target| target.number >= 90)
+    }
+
+    /// Are copies of boxes of a matrix available?
+    pub fn has_boxes(&self) -> bool {
+        self.has_clusters() && self.describes_matrices
     }
 
     /// May a block have this many bytes of shared memory?
@@ -150,7 +160,13 @@ pub(crate) mod tests {
 
     /// The capabilities on a device with this much shared memory per block, and as many multiprocessors as an H100.
     pub(crate) fn capabilities(target: &str, device: u32, shared_per_block: usize) -> Capabilities {
-        Capabilities { target: Target::of(&code(target)), device, shared_per_block, processors: 132 }
+        Capabilities {
+            target: Target::of(&code(target)),
+            device,
+            shared_per_block,
+            processors: 132,
+            describes_matrices: true,
+        }
     }
 
     impl Capabilities {

@@ -10,6 +10,7 @@
 //! - `parts T [8, 2]`: eight times two pointers that may be null, and the number that belongs to both,
 //! - `table usize [64]`, `table f64 [64]`: one parameter of 64 numbers; `table in T [64, lengths, 2]`: one of 64 pointers. A pointer is null, or
 //!   has twice the elements that the table `lengths` says at its place,
+//! - `matrix T [rows, columns, some]`: rows of so many elements each, which are read by boxes of some of its rows; `matrix::Matrix` says how,
 //! - `host`: a size that the kernel does not take; `grid [2]`: one that the launch's grid has along that axis.
 //!
 //! Behind the prefix of the kernel's names stand the element types that there are variants for, as their names end, and what a device
@@ -288,6 +289,7 @@ macro_rules! kernels {
         [Option<&'a cudarc::driver::CudaView<'a, $t>>; $count]
     };
     (@type table $number:ident [$count:literal]) => { [$number; $count] };
+    (@type matrix $t:ident [$rows:expr, $columns:expr, $some:expr]) => { &'a cudarc::driver::CudaView<'a, $t> };
     (@type $modifier:ident $next:ident $t:ident $($rest:tt)*) => { kernels!(@type $next $t $($rest)*) };
     (@type in $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
     (@type cache $t:ident $([$($length:tt)+])?) => { &'a cudarc::driver::CudaView<'a, $t> };
@@ -308,6 +310,9 @@ macro_rules! kernels {
         kernels!(@check $device $config $field; $($rest)+)
     };
     (@check $device:ident $config:ident $field:ident; parts $($rest:tt)+) => {};
+    (@check $device:ident $config:ident $field:ident; matrix $t:ident [$rows:expr, $columns:expr, $some:expr]) => {
+        $crate::cuda::driver::kernels::declare::expect_held(stringify!($field), &$field, $rows * $columns)?
+    };
     (@check $device:ident $config:ident $field:ident; table $($rest:tt)+) => {};
     (@check $device:ident $config:ident $field:ident; grid [$axis:literal]) => {
         $crate::cuda::driver::kernels::declare::expect_grid(stringify!($field), &$config, $axis, $field)?
@@ -329,6 +334,14 @@ macro_rules! kernels {
     };
     (@argument $device:ident $field:ident; table $($rest:tt)+) => {
         $crate::cuda::driver::kernels::declare::Table::from($field)
+    };
+    (@argument $device:ident $field:ident; early matrix $($rest:tt)+) => {
+        kernels!(@argument $device $field; matrix $($rest)+)
+    };
+    (@argument $device:ident $field:ident; matrix $t:ident [$rows:expr, $columns:expr, $some:expr]) => {
+        $crate::cuda::driver::kernels::matrix::Matrix::of(
+            stringify!($field), $field, [$rows as usize, $columns as usize], $some as usize, $device,
+        )?
     };
     (@argument $device:ident $field:ident; u32) => {
         $crate::cuda::driver::kernels::declare::counted(stringify!($field), $field)?
@@ -368,6 +381,13 @@ macro_rules! kernels {
     };
     (@parameter $field:ident; table $number:ident [$count:literal]) => {
         Parameter::of(stringify!($field), Kind::Table { count: $count, of: None })
+    };
+    (@parameter $field:ident; matrix $t:ident [$rows:expr, $columns:expr, $some:expr]) => {
+        Parameter::of(stringify!($field), Kind::Matrix(Pointer {
+            role: Role::Read,
+            element: stringify!($t),
+            length: stringify!($rows * $columns),
+        })).wide()
     };
     (@parameter $field:ident; host) => { Parameter::of(stringify!($field), Kind::Host) };
     (@parameter $field:ident; grid [$axis:literal]) => { Parameter::of(stringify!($field), Kind::Grid($axis)) };

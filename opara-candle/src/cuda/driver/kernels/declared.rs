@@ -19,6 +19,8 @@ pub(crate) enum Need {
     TensorCores,
     /// `wgmma`, of sm_90a.
     Warpgroups,
+    /// Copies of boxes of a [matrix](super::matrix), from sm_90 on.
+    Boxes,
 }
 
 impl Need {
@@ -26,6 +28,7 @@ impl Need {
         match self {
             Self::TensorCores => of.has_tensor_cores(),
             Self::Warpgroups => of.has_warpgroups(),
+            Self::Boxes => of.has_boxes(),
         }
     }
 }
@@ -41,6 +44,7 @@ impl Declared {
                 [pointers, vec![Shape::Number { parameter, bytes: size_of::<u32>() }]].concat().repeat(count)
             }
             Kind::Table { count, of } => vec![Shape::Table { parameter, count, of }],
+            Kind::Matrix(pointer) => vec![Shape::Matrix { parameter, pointer }],
             Kind::Host | Kind::Grid(_) => Vec::new(),
         };
         self.parameters.iter().flat_map(of).collect()
@@ -67,6 +71,11 @@ pub(crate) enum Shape {
         parameter: &'static Parameter,
         count: usize,
         of: Option<Pointer>,
+    },
+    /// A [matrix](super::matrix), and where it lies.
+    Matrix {
+        parameter: &'static Parameter,
+        pointer: Pointer,
     },
 }
 
@@ -101,6 +110,7 @@ pub(crate) enum Kind {
         count: usize,
         of: Option<Pointer>,
     },
+    Matrix(Pointer),
     /// Not a parameter of the kernel.
     Host,
     /// Not one either, but blocks of the grid along an axis.

@@ -6,6 +6,7 @@ pub(in crate::cuda) mod compile;
 pub(crate) mod declare;
 pub(crate) mod declared;
 pub(in crate::cuda) mod fused;
+pub(crate) mod matrix;
 pub(in crate::cuda) mod module;
 mod only_kernel;
 mod store;
