@@ -3,41 +3,49 @@
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
-use super::launch::{Epilogue, Operands};
-use super::warpgroup::{self, LINE, RESERVED};
+use super::launch::{Epilogue, Operands, PROCESSORS};
+use super::warpgroup::{self, LINE, RESERVED, THREADS};
 use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
+use crate::ops::Activation;
 
 kernels! {
     /// `activation(x * weightᵀ + bias) + residual` for `rows` rows of `x`.
     Product<T> = "opara_matmul_many_" for [f16 bf16] needs [Warpgroups Boxes] {
         rows: u32, columns: u32, inner: u32, activation: i32,
-        x: matrix T [rows, inner, at_once],
+        x: matrix T [rows, inner, width],
         weight: early matrix T [columns, inner, ROWS_OF_BOX],
         bias: opt T [columns],
         residual: opt T [rows * columns],
         y: out T [rows * columns],
-        /// Rows that a block takes.
-        at_once: host,
+        /// Rows of the kernel.
+        width: host,
     }
 
     /// `activation(x * gateᵀ) * (x * upᵀ)`, where a weight is `gate` and then `up`.
     GatedProduct<T> = "opara_matmul_gated_many_" for [f16 bf16] needs [Warpgroups Boxes] {
         rows: u32, columns: u32, inner: u32, activation: i32,
-        x: matrix T [rows, inner, at_once],
+        x: matrix T [rows, inner, width],
         weight: early matrix T [2 * columns, inner, ROWS_OF_BOX],
         bias: opt T [2 * columns],
         y: out T [rows * columns],
-        /// Rows that a block takes.
-        at_once: host,
+        /// Rows of the kernel.
+        width: host,
     }
 }
 
-/// Rows of the weight that are copied together, and that a block takes, as in the header.
+/// Rows of the weight that are copied together, which each warpgroup takes.
 const ROWS_OF_BOX: usize = 64;
-const ROWS: usize = 128;
 
-/// Rows of `x` that a block takes: two blocks of the first share a multiprocessor.
-const AT_ONCE: [usize; 2] = [128, 256];
+/// Rows of the weight that a block takes.
+const ROWS: [usize; 2] = [128, 192];
+
+/// Rows of `x` that kernels take at most. Two blocks of the first share a multiprocessor.
+const WIDTHS: [usize; 2] = [128, 256];
+const MOST: usize = WIDTHS[1];
+
+/// Multiprocessors that clusters of several find at the same time: they lie in one group of 16 or 18, some of which are switched off (H200:
+/// 30 clusters of four, 15 of eight).
+const PROCESSORS_OF_CLUSTERS: usize = 120;
 
 /// Bytes of a block's barriers: dynamic memory begins behind them.
 const BARRIERS: usize = 1 << 10;
@@ -51,8 +59,8 @@ const CODE: &str = ptx::GEMV_MANY_BF16;
 /// A failed driver call.
 pub(in crate::ops) fn alike_rows(dtype: DType, device: &CudaDevice) -> Result<Option<usize>> {
     let capabilities = Capabilities::of(device, CODE)?;
-    let of = |rows| Sizes::new(dtype, [rows, ROWS, ROWS], Epilogue::Added(crate::ops::Activation::None), &capabilities);
-    let most = if of(AT_ONCE[1]).is_some() { AT_ONCE[1] } else { warpgroup::MOST };
+    let of = Sizes::new(dtype, [MOST, ROWS[0], ROWS[0]], Epilogue::Added(Activation::None), &capabilities);
+    let most = if of.is_some() { MOST } else { warpgroup::MOST };
     Ok(warpgroup::is_known(dtype, &capabilities).then_some(most))
 }
 
@@ -82,36 +90,50 @@ impl Sizes {
         capabilities: &Capabilities,
     ) -> Option<Self> {
         let few = warpgroup::Sizes::new(dtype, [warpgroup::MOST, columns, inner], epilogue, capabilities)?;
-        let are_many = (warpgroup::MOST + 1..=AT_ONCE[1]).contains(&rows);
+        let are_many = (warpgroup::MOST + 1..=MOST).contains(&rows);
         if !are_many || !Product::<()>::is_for(dtype) || !Product::<()>::runs_on(capabilities) {
             return None;
         }
         let mut of = Self { dtype, rows, columns, inner, epilogue, splits: few.splits(), shared: 0 };
-        let beside = AT_ONCE[1] / of.at_once();
+        let beside = MOST / of.width();
         of.shared = (capabilities.shared_beside(0) + RESERVED) / beside - RESERVED - BARRIERS;
-        let (slot, sums) = ((ROWS + of.at_once()) * LINE, of.at_once() * (ROWS + 4) * size_of::<f32>());
+        let (slot, sums) = ((of.at_once() + of.width()) * LINE, of.width() * (of.at_once() + 4) * size_of::<f32>());
         (of.shared >= 2 * slot && of.shared >= sums).then_some(of)
     }
 
-    /// Rows of `x` that a block takes. More are faster where no blocks have to be beside each other.
-    fn at_once(&self) -> usize {
-        if self.splits == 1 && self.rows > AT_ONCE[0] {
-            AT_ONCE[1]
+    /// Rows of the kernel.
+    fn width(&self) -> usize {
+        if self.rows > WIDTHS[0] {
+            WIDTHS[1]
         } else {
-            AT_ONCE[0]
+            WIDTHS[0]
         }
+    }
+
+    /// Sets of so many rows of the weight, of which each has a cluster.
+    fn clusters(&self, at_once: usize) -> usize {
+        self.columns.div_ceil(at_once / self.epilogue.rows())
+    }
+
+    /// Rows of the weight that a block takes: those with which clusters that run one after the other take the least.
+    fn at_once(&self) -> usize {
+        if self.width() < MOST || matches!(self.epilogue, Epilogue::Gated(_)) {
+            return ROWS[0];
+        }
+        let beside = if self.splits == 1 { PROCESSORS } else { PROCESSORS_OF_CLUSTERS / self.splits };
+        let time = |at_once: &usize| self.clusters(*at_once).div_ceil(beside) * at_once;
+        ROWS.into_iter().min_by_key(time).unwrap_or(ROWS[0])
     }
 
     /// The variant of the kernel, and its launch shape.
     fn launch(&self) -> (String, LaunchConfig) {
-        let (at_once, splits) = (self.at_once(), self.splits);
-        let sets = self.columns.div_ceil(ROWS / self.epilogue.rows());
+        let (width, at_once, splits) = (self.width(), self.at_once(), self.splits);
         let config = LaunchConfig {
-            grid_dim: (sets as u32, self.rows.div_ceil(at_once) as u32, splits as u32),
-            block_dim: (256, 1, 1),
+            grid_dim: (self.clusters(at_once) as u32, 1, splits as u32),
+            block_dim: ((at_once / ROWS_OF_BOX * THREADS) as u32, 1, 1),
             shared_mem_bytes: self.shared as u32,
         };
-        (format!("{at_once}_by{splits}_{}", self.dtype.as_str()), config)
+        (format!("{width}_of{at_once}_by{splits}_{}", self.dtype.as_str()), config)
     }
 }
 
@@ -128,17 +150,17 @@ pub(super) fn product<T: DeviceRepr>(
 ) -> Result<()> {
     let Sizes { dtype, rows, columns, inner, .. } = *of;
     let Operands { weight, bias, residual, .. } = *operands;
-    let ((variant, config), at_once, y) = (of.launch(), of.at_once(), y.as_view_mut());
+    let ((variant, config), width, y) = (of.launch(), of.width(), y.as_view_mut());
     let code = if dtype == DType::F16 { ptx::GEMV_MANY_F16 } else { ptx::GEMV_MANY_BF16 };
     match of.epilogue {
         Epilogue::Added(activation) => {
             let activation = activation.code();
-            Product { rows, columns, inner, activation, x, weight, bias, residual, y, at_once }
+            Product { rows, columns, inner, activation, x, weight, bias, residual, y, width }
                 .launch(device, &variant, code, config)
         }
         Epilogue::Gated(activation) => {
             let activation = activation.code();
-            GatedProduct { rows, columns, inner, activation, x, weight, bias, y, at_once }
+            GatedProduct { rows, columns, inner, activation, x, weight, bias, y, width }
                 .launch(device, &variant, code, config)
         }
     }
@@ -148,7 +170,6 @@ pub(super) fn product<T: DeviceRepr>(
 mod tests {
     use super::*;
     use crate::cuda::driver::kernels::capabilities::tests::capabilities;
-    use crate::ops::Activation;
 
     const PLAIN: Epilogue = Epilogue::Added(Activation::None);
     const GATED: Epilogue = Epilogue::Gated(Activation::Silu);
@@ -159,24 +180,24 @@ mod tests {
 
     #[test]
     fn all_from_65_to_256_rows_have_a_kernel_with_the_splits_of_fewer() {
-        // Llama-3.1-8B's, a head, rows longer than any, and small ones.
-        for (columns, inner, epilogue, splits) in [
-            (6144, 4096, PLAIN, 4),
-            (14_336, 4096, GATED, 1),
-            (128_256, 2048, PLAIN, 1),
-            (64, 1 << 20, PLAIN, 8),
-            (8, 8, GATED, 1),
+        // Llama-3.1-8B's, a head, rows longer than any, and small ones; with the rows of the weight that a block takes of 256 rows.
+        for (columns, inner, epilogue, splits, at_once) in [
+            (6144, 4096, PLAIN, 4, 128),
+            (4096, 4096, PLAIN, 4, 192),
+            (14_336, 4096, GATED, 1, 128),
+            (4096, 14_336, PLAIN, 4, 192),
+            (2048, 8192, PLAIN, 8, 192),
+            (128_256, 2048, PLAIN, 1, 128),
+            (64, 1 << 20, PLAIN, 8, 128),
+            (8, 8, GATED, 1, 128),
         ] {
             for rows in 65..=256 {
                 let of = of(rows, columns, inner, epilogue).expect("it fits");
+                let (width, at_once) = if rows <= 128 { (128, 128) } else { (256, at_once) };
                 let (variant, config) = of.launch();
-                assert!(
-                    variant.contains(&format!("_by{splits}_")) && config.grid_dim.2 as usize == splits,
-                    "{variant}"
-                );
-                assert!(config.grid_dim.1 as usize * of.at_once() >= rows, "{of:?}");
-                let beside = AT_ONCE[1] / of.at_once();
-                assert!(beside * (of.shared + RESERVED + BARRIERS) <= 228 << 10, "{of:?}");
+                assert_eq!(variant, format!("{width}_of{at_once}_by{splits}_bf16"), "{of:?}");
+                assert_eq!(config.block_dim.0 as usize, 2 * at_once);
+                assert!(256 / width * (of.shared + RESERVED + BARRIERS) <= 228 << 10, "{of:?}");
             }
         }
         assert_eq!(of(64, 64, 64, PLAIN), None, "few rows have other kernels");

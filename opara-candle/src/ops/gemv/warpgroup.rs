@@ -30,7 +30,7 @@ kernels! {
 
 /// Rows of a weight that a block takes, and its threads, as in the header.
 const ROWS: usize = 64;
-const THREADS: usize = 128;
+pub(super) const THREADS: usize = 128;
 
 /// Bytes of a row that a block multiplies at a time.
 pub(super) const LINE: usize = 128;
