@@ -9,6 +9,7 @@ mod likelihoods;
 mod memory;
 mod pages;
 mod paging;
+mod parts;
 mod reading;
 mod seat;
 mod sequence;
@@ -29,9 +30,10 @@ pub use self::text_model::{Part, TextModel};
 /// How a text's tokens are drawn.
 pub use opara_candle::ops::Sampling;
 
-use self::graphs::{Graphs, Parts};
+use self::graphs::Graphs;
 use self::likelihoods::of_rows;
 use self::pages::Pages;
+use self::parts::Parts;
 use self::reading::Reading;
 use self::seat::{Aside, Seat};
 use self::sequence::Sequence;
@@ -93,8 +95,8 @@ pub struct Options {
     /// of more slots gives it bits that depend on the number of slots, not on the other texts: a text may differ by a rounding then. A text of
     /// an engine of one slot differs, too, since one row has kernels of its own, which are the fastest for it.
     pub slots: usize,
-    /// Prompts that are read together, at most as many as slots. Together is faster if that many always wait, and slower if one comes
-    /// at a time. A text's roundings depend on the number, not on the other prompts.
+    /// Parts of prompts that are always read together, at most as many as slots. Together is faster if that many always wait, or prompts are
+    /// long, and slower if a short one comes at a time. A text's roundings depend on the number, not on the other prompts.
     pub prompts: usize,
     /// Parts of prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is
     /// made: one of each prompt that waits, not of [`prompts`](Self::prompts) alone, and then further ones of each.
@@ -107,9 +109,13 @@ pub struct Options {
 }
 
 impl Options {
+    fn parts(&self, model: &impl TextModel) -> Parts {
+        Parts::of(model, self.slots.max(1), self.prompts, self.most_parts)
+    }
+
     /// Pages besides [`pages`](Self::pages) that an engine of this model has: what is read while graphs are built is in them.
     pub fn own_pages(&self, model: &impl TextModel) -> usize {
-        Parts::of(self, model).at_once() * model.part().div_ceil(PAGE)
+        model.pages().map_or(0, |_| self.parts(model).at_once() * model.part().div_ceil(PAGE))
     }
 }
 
@@ -137,7 +143,7 @@ impl<M: TextModel> Engine<M> {
     /// [`TextError::FewPages`]; no memory left.
     pub fn new(model: Arc<M>, options: Options) -> Result<Self> {
         let slots = options.slots.max(1);
-        let parts = Parts::of(&options, &*model);
+        let parts = options.parts(&*model);
         let needed = model.pages().unwrap_or(0);
         let pages = options.pages.filter(|_| needed > 0).unwrap_or(slots * needed);
         if pages < needed {
@@ -226,9 +232,9 @@ impl<M: TextModel> Engine<M> {
         is_gone || self.live() < before
     }
 
-    /// Reads a part of one prompt, or of [several](Options::prompts), or [several parts](Options::most_parts), if there are any to read, and
-    /// adds tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. It ends before that if `returns` says so, for a request
-    /// that waits or for a text to cancel: after each token it is told how many slots are free.
+    /// Reads a part of one prompt, of [several](Options::prompts), or [several parts](Options::most_parts), if there are any to read, and adds
+    /// tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. It ends before that if
+    /// `returns` says so, for a request that waits or for a text to cancel: after each token it is told how many slots are free.
     ///
     /// # Errors
     /// Those of the device and of the executors: then all texts have failed, and others may be added.

@@ -7,37 +7,14 @@ use opara_candle::ops::{self, Sampling};
 use opara_candle::{Builder, Report, StepExecutor, StepState};
 
 use super::error::Result;
+use super::parts::Parts;
 use super::reading::{inputs, numbers, read, InSlots, Reading};
 use super::sequence::Sequence;
 use super::slots::{step, Slots};
 use super::text_model::{Part, TextModel};
-use super::Options;
 
 /// Steps that a GPU is given before the host waits for the first one's tokens.
 const AHEAD: usize = 4;
-
-/// How many parts of prompts are read at once.
-#[derive(Clone, Copy)]
-pub(super) struct Parts {
-    /// So many always, where further ones would change bits.
-    together: usize,
-    /// Up to so many where that gives the same bits: a power of two, for which products are alike.
-    alike: usize,
-}
-
-impl Parts {
-    /// Of a model whose engine has these options.
-    pub fn of(options: &Options, model: &impl TextModel) -> Self {
-        let is_asked = model.device().is_cuda() && model.pages().is_some();
-        let most = if is_asked { options.most_parts.max(1) } else { 1 };
-        Self { together: options.prompts.clamp(1, options.slots.max(1)), alike: 1 << most.ilog2() }
-    }
-
-    /// The most of both.
-    pub fn at_once(self) -> usize {
-        self.together.max(self.alike)
-    }
-}
 
 /// Slots on the device, and how their texts read and write. Graphs are built at their first use.
 pub(super) struct Graphs<M> {
@@ -56,7 +33,7 @@ pub(super) struct Graphs<M> {
     reads: Vec<Option<StepExecutor<InSlots>>>,
     /// For each bucket one that draws from the logits alone, and one that weighs them.
     steps: Vec<[Option<StepExecutor<Slots>>; 2]>,
-    /// No marks and no bias, for as many prompts.
+    /// No marks and no bias, for the most parts.
     plain: [Tensor; 2],
     /// Slots whose bias on the device is not zero.
     biased: Vec<bool>,
@@ -73,10 +50,12 @@ impl<M: TextModel> Graphs<M> {
         let memory = model.empty(slots, at_once, pages)?;
         let starts = Tensor::zeros(at_once, DType::U32, model.device())?;
         let in_slots = InSlots { starts, memory: memory.for_others(at_once)? };
-        let powers = std::iter::successors(Some(1), |b| Some(2 * b));
-        let rows: Vec<usize> = powers.take_while(|b| *b <= parts.alike).collect();
-        let are_alike = rows.len() > 1 && are_read_alike(&*model, &in_slots, &rows).unwrap_or(false);
-        let rows = if are_alike { rows } else { vec![parts.together] };
+        let mut rows: Vec<usize> =
+            std::iter::successors(Some(1), |b| Some(2 * b)).take_while(|b| *b <= parts.alike).collect();
+        rows.truncate(read_alike(&*model, &in_slots, &rows).unwrap_or(0));
+        if rows.len() < 2 {
+            rows = vec![parts.together];
+        }
         let reads = rows.iter().map(|_| None).collect();
         let state = Slots::new(&*model, slots, memory)?;
         let steps = buckets.iter().map(|_| [None, None]).collect();
@@ -113,7 +92,7 @@ impl<M: TextModel> Graphs<M> {
 
     fn build_read(&mut self, at: usize) -> Result<()> {
         let Some(builder) = self.builder.clone().filter(|_| self.reads[at].is_none()) else { return Ok(()) };
-        let (model, prompts) = (&self.model, self.rows[at]);
+        let (model, parts) = (&self.model, self.rows[at]);
         let (part, device) = (model.part(), model.device());
         let drawn = Sampling { temperature: 0.5, top_k: 9, repetition_penalty: 1.5, seed: 7, ..Sampling::default() };
         let tokens: Vec<u32> = (1..=part as u32 * 3 / 4).map(|token| token % model.vocab() as u32).collect();
@@ -121,14 +100,14 @@ impl<M: TextModel> Graphs<M> {
         let example = |tokens, sampling, seen: Option<&Tensor>| {
             let (seen, bias) = (seen.cloned(), seen.map(|seen| seen.to_dtype(DType::F32)).transpose()?);
             let one = || Reading { tokens, sampling, seen: seen.clone(), bias: bias.clone(), ..Reading::default() };
-            inputs(&std::iter::repeat_with(one).take(prompts).collect::<Vec<_>>(), part, &self.plain, device)
+            inputs(&std::iter::repeat_with(one).take(parts).collect::<Vec<_>>(), part, &self.plain, device)
         };
         let first = example(&[0], Sampling::default(), None)?;
         // Of other values, so that the host code is seen not to depend on any.
         let further = example(&tokens, drawn, Some(&seen))?;
         let of = model.clone();
         let reads = move |inputs: &[Tensor], state: &InSlots| read(&*of, inputs, state);
-        self.reads[at] = Some(builder.example(&further).build_step(reads, &first, &self.reading(0, prompts)?)?);
+        self.reads[at] = Some(builder.example(&further).build_step(reads, &first, &self.reading(0, parts)?)?);
         Ok(())
     }
 
@@ -202,14 +181,14 @@ impl<M: TextModel> Graphs<M> {
         Ok(self.model.read(&part, &memory)?.to_dtype(DType::F32)?)
     }
 
-    /// The state of [`read`] of a number of prompts: of the slots from one on, where there are no pages.
-    fn reading(&self, from: usize, prompts: usize) -> Result<InSlots> {
+    /// The state of [`read`] of a number of parts: of the slots from one on, where there are no pages.
+    fn reading(&self, from: usize, parts: usize) -> Result<InSlots> {
         let InSlots { starts, memory } = &self.in_slots;
         let memory = match memory.pages {
-            Some(_) => memory.of(0, prompts)?,
-            None => self.slots.memory.of(from, prompts)?,
+            Some(_) => memory.of(0, parts)?,
+            None => self.slots.memory.of(from, parts)?,
         };
-        Ok(InSlots { starts: starts.narrow(0, 0, prompts)?, memory })
+        Ok(InSlots { starts: starts.narrow(0, 0, parts)?, memory })
     }
 
     /// Steps the slots of a bucket once, weighed: the tokens, one a slot, and the logits.
@@ -261,8 +240,11 @@ impl<M: TextModel> Graphs<M> {
     }
 }
 
-/// Whether a model reads a part of a prompt with the same bits, however many are read together: these numbers of them are tried.
-fn are_read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Result<bool> {
+/// How many of these numbers of parts a model reads together, the least first, so that each part has the bits that it has alone.
+fn read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Result<usize> {
+    if rows.len() < 2 {
+        return Ok(rows.len());
+    }
     let (part, vocab, device) = (model.part(), model.vocab(), model.device());
     let scratch = in_slots.scratch()?;
     let logits = |texts: std::ops::Range<usize>| -> Result<Vec<Vec<f32>>> {
@@ -278,13 +260,14 @@ fn are_read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) ->
         Ok(model.read(&part, &memory)?.to_dtype(DType::F32)?.to_vec2()?)
     };
     let bits = |row: &[f32]| row.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
-    for &count in rows.iter().filter(|count| **count > 1) {
-        let all = logits(0..count)?;
-        for (text, beside_others) in all.iter().enumerate() {
+    let are_alike = |count: usize| -> Result<bool> {
+        for (text, beside_others) in logits(0..count)?.iter().enumerate() {
             if bits(&logits(text..text + 1)?[0]) != bits(beside_others) {
                 return Ok(false);
             }
         }
-    }
-    Ok(true)
+        Ok(true)
+    };
+    // Also where there is no memory for more.
+    Ok(rows.iter().take_while(|count| are_alike(**count).unwrap_or(false)).count())
 }

@@ -53,7 +53,9 @@ pub trait TextModel: Send + Sync + 'static {
         Ok(Memory::in_pages(self.memory(nobodys + pages)?, table, of_part, nobodys))
     }
 
-    /// Reads a part of the prompt of each text: the logits of the tokens behind it, `(texts, vocab)`.
+    /// Reads a part of the prompt of each text: the logits of the tokens behind it, `(texts, vocab)`. Where the model has
+    /// [pages](Self::pages), texts of this call may be parts of one prompt that follow one another, with the same pages: what each writes to the
+    /// memory must be there before any of them looks at it.
     ///
     /// # Errors
     /// Those of the operators.

@@ -156,11 +156,11 @@ mod tests {
         let all = engine(None).expect("memory");
         assert_eq!(all.pages(), Some((0, 4 * 4)), "of all texts at their longest");
         let page = all.model().page_bytes();
-        // Four prompts are read together, in two pages each that are no text's.
-        let few = engine(Some((8 + 5) * page)).expect("memory");
+        // On a CPU one part is read at a time, whose two pages are no text's.
+        let few = engine(Some((2 + 5) * page)).expect("memory");
         assert_eq!(few.pages(), Some((0, 5)));
         assert_eq!(engine(Some(1 << 30)).expect("memory").pages(), Some((0, 4 * 4)), "more have no use");
-        let error = engine(Some((8 + 3) * page)).err().expect("too few").to_string();
+        let error = engine(Some((2 + 3) * page)).err().expect("too few").to_string();
         assert!(error.contains("3 pages") && error.contains("takes 4"), "{error}");
     }
 }

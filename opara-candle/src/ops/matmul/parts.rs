@@ -28,14 +28,15 @@ const ALGORITHMS: usize = 6;
 enum Way {
     /// As others are: no algorithm gives all parts the same bits.
     AsOthers,
-    Algorithm(Algorithm),
+    /// For so many parts at most.
+    Algorithm(Algorithm, usize),
 }
 
 impl choice::Implementation for Way {
     fn name(&self) -> String {
         match self {
             Self::AsOthers => "as others".into(),
-            Self::Algorithm(algorithm) => algorithm.name(),
+            Self::Algorithm(algorithm, most) => format!("{}, {most} parts", algorithm.name()),
         }
     }
 }
@@ -43,7 +44,7 @@ impl choice::Implementation for Way {
 /// For each product of one part.
 static WAYS: Choices<Matmul, Way> = Choices::new("product of parts");
 
-/// `x * weightᵀ` of 1, 2, 4, 8 or 16 parts; `None` for other operands, and where no algorithm gives all numbers of parts the same bits.
+/// `x * weightᵀ` of 1, 2, 4, 8 or 16 parts; `None` for other operands, and where no algorithm gives so many parts the bits of one.
 pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner.max(1);
@@ -74,8 +75,9 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
     };
     let tried = |way| trial.get().map_or(Ok(()), |trial: &Trial| trial.run(way)).map(|()| way);
     match WAYS.run(device, of, ways, || Ok(Way::AsOthers), tried)? {
+        Way::Algorithm(_, most) if rows > most * PART => Ok(None),
         Way::AsOthers => Ok(None),
-        Way::Algorithm(algorithm) => {
+        Way::Algorithm(algorithm, _) => {
             let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
             by_algorithm(Matmul { rows, ..of }, algorithm, x, weight, &shape).map(Some)
         }
@@ -110,24 +112,29 @@ impl Trial<'_> {
         by_algorithm(of, algorithm, &rows.narrow(0, first * PART, of.rows)?, self.weight, &[of.rows, of.columns])
     }
 
-    /// Those that give each part the same bits, whatever their number.
+    /// Those that give each part the same bits, whatever their number, or if there are none, up to half of the most.
     fn ways(&self, device: &CudaDevice) -> Result<Vec<(Way, f64)>> {
-        let mut known: Vec<Algorithm> = Vec::new();
-        for count in [COUNTS[COUNTS.len() - 1], COUNTS[0]] {
-            for algorithm in cublaslt::algorithms(device, &Matmul { rows: count * PART, ..self.of }, ALGORITHMS)? {
-                let all = COUNTS.map(|count| Matmul { rows: count * PART, ..self.of });
-                let Some(algorithm) = cublaslt::for_all(device, &algorithm, &all)? else { continue };
-                if known.iter().all(|known| known.name() != algorithm.name())
-                    && self.is_alike(algorithm).unwrap_or(false)
-                {
-                    known.push(algorithm);
+        for counts in [&COUNTS[..], &COUNTS[..COUNTS.len() - 1]] {
+            let (mut known, most) = (Vec::<Algorithm>::new(), counts[counts.len() - 1]);
+            let all: Vec<Matmul> = counts.iter().map(|count| Matmul { rows: count * PART, ..self.of }).collect();
+            for of in [all[all.len() - 1], all[0]] {
+                for algorithm in cublaslt::algorithms(device, &of, ALGORITHMS)? {
+                    let Some(algorithm) = cublaslt::for_all(device, &algorithm, &all)? else { continue };
+                    if known.iter().all(|known| known.name() != algorithm.name())
+                        && self.is_alike(algorithm, counts).unwrap_or(false)
+                    {
+                        known.push(algorithm);
+                    }
                 }
             }
+            if !known.is_empty() {
+                return Ok(known.into_iter().map(|algorithm| (Way::Algorithm(algorithm, most), 1.)).collect());
+            }
         }
-        Ok(known.into_iter().map(|algorithm| (Way::Algorithm(algorithm), 1.)).collect())
+        Ok(Vec::new())
     }
 
-    fn is_alike(&self, algorithm: Algorithm) -> Result<bool> {
+    fn is_alike(&self, algorithm: Algorithm, counts: &[usize]) -> Result<bool> {
         let bits = |y: &Tensor| -> Result<Vec<u16>> {
             let y = y.flatten_all()?;
             Ok(match y.dtype() {
@@ -135,7 +142,7 @@ impl Trial<'_> {
                 _ => y.to_vec1::<half::bf16>()?.into_iter().map(half::bf16::to_bits).collect(),
             })
         };
-        let most = COUNTS[COUNTS.len() - 1];
+        let most = counts[counts.len() - 1];
         let all = bits(&self.product(algorithm, 0, most)?)?;
         let of_part = all.len() / most;
         // All weights' products are alike that are zeros.
@@ -144,7 +151,7 @@ impl Trial<'_> {
         }
         // Each part alone, and then some of them together.
         let alone = (0..most).map(|part| (part, 1));
-        for (first, count) in alone.chain(COUNTS[1..COUNTS.len() - 1].iter().map(|count| (most - count, *count))) {
+        for (first, count) in alone.chain(counts[1..counts.len() - 1].iter().map(|count| (most - count, *count))) {
             let some = &all[first * of_part..(first + count) * of_part];
             if bits(&self.product(algorithm, first, count)?)? != some {
                 return Ok(false);
@@ -155,8 +162,8 @@ impl Trial<'_> {
 
     /// What is measured: one part comes as often alone as it does among many.
     fn run(&self, way: Way) -> Result<()> {
-        let Way::Algorithm(algorithm) = way else { return Ok(()) };
-        for count in [COUNTS[COUNTS.len() - 1], COUNTS[0], COUNTS[0], COUNTS[0]] {
+        let Way::Algorithm(algorithm, most) = way else { return Ok(()) };
+        for count in [most, COUNTS[0], COUNTS[0], COUNTS[0]] {
             self.product(algorithm, 0, count)?;
         }
         Ok(())

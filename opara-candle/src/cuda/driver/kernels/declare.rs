@@ -27,6 +27,7 @@ use candle::cuda_backend::WrapErr;
 use candle::{bail, CudaDevice, Result};
 use cudarc::driver::{CudaView, CudaViewMut, DeviceRepr, LaunchArgs, LaunchConfig, PushKernelArg};
 
+use super::matrix::Matrix;
 use super::{address, allow_shared, expect, function};
 
 /// A value that a kernel takes.
@@ -92,6 +93,29 @@ impl<const COUNT: usize> From<[usize; COUNT]> for Table<COUNT> {
 impl<const COUNT: usize> From<[f64; COUNT]> for Table<COUNT> {
     fn from(numbers: [f64; COUNT]) -> Self {
         Self(numbers.map(f64::to_bits))
+    }
+}
+
+impl Argument for Matrix {
+    fn push<'a>(&'a mut self, launch: &mut LaunchArgs<'a>) {
+        launch.arg(&*self);
+    }
+}
+
+/// An operand of so many rows and columns as a matrix that is read by boxes of `some` rows.
+///
+/// # Errors
+/// One that cannot be [described](Matrix::at).
+pub(crate) fn described<T>(
+    name: &str,
+    operand: &CudaView<T>,
+    [rows, columns]: [usize; 2],
+    some: usize,
+    device: &CudaDevice,
+) -> Result<Matrix> {
+    match Matrix::at(address(operand, device), [rows, columns], some, size_of::<T>()) {
+        Some(matrix) => Ok(matrix),
+        None => bail!("`{name}`, {rows} rows of {columns} elements, is no matrix that is read by boxes"),
     }
 }
 
@@ -339,7 +363,7 @@ macro_rules! kernels {
         kernels!(@argument $device $field; matrix $($rest)+)
     };
     (@argument $device:ident $field:ident; matrix $t:ident [$rows:expr, $columns:expr, $some:expr]) => {
-        $crate::cuda::driver::kernels::matrix::Matrix::of(
+        $crate::cuda::driver::kernels::declare::described(
             stringify!($field), $field, [$rows as usize, $columns as usize], $some as usize, $device,
         )?
     };
