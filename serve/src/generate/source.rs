@@ -4,7 +4,6 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle::{DType, Device};
-use opara_candle::ops::PAGE;
 use opara_candle::Builder;
 use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Text};
 use opara_models::engine::{Engine, Options, TextModel};

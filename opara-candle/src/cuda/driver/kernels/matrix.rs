@@ -38,7 +38,7 @@ impl Matrix {
     /// 16 bits, rows that are no multiple of 16 bytes, or begin elsewhere, and boxes of more than 256 rows.
     pub fn at(address: u64, [rows, columns]: [usize; 2], some: usize, bytes: usize) -> Option<Self> {
         let pitch = columns * bytes;
-        if bytes != 2 || pitch % 16 != 0 || address % 16 != 0 || some > 256 {
+        if bytes != 2 || !pitch.is_multiple_of(16) || !address.is_multiple_of(16) || some > 256 {
             return None;
         }
         let sizes = [columns as u64, rows as u64];
