@@ -43,7 +43,7 @@ use self::sequence::Sequence;
 /// Prompts are read by parts, between the steps that add a token to every other text. A text does not depend on the others,
 /// nor on the texts that its slot had before.
 ///
-/// A decoder's texts have pages of [`PAGE`](opara_candle::ops::PAGE) tokens, and get more as they grow (Kwon et al., "PagedAttention",
+/// A decoder's texts have pages of [`PAGE`] tokens, and get more as they grow (Kwon et al., "PagedAttention",
 /// 2023). Whole parts of a prompt that were read already, for the same tokens from the beginning on, are shared instead of read. Where no
 /// page is left, the text that came last waits on the host, and goes on with the same bits.
 ///
@@ -101,7 +101,7 @@ pub struct Options {
     /// Parts of prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is
     /// made: one of each prompt that waits, not of [`prompts`](Self::prompts) alone, and then further ones of each.
     pub most_parts: usize,
-    /// Pages of [`PAGE`](opara_candle::ops::PAGE) tokens for all texts, at least as many as the longest one takes. Default: for that many texts
+    /// Pages of [`PAGE`] tokens for all texts, at least as many as the longest one takes. Default: for that many texts
     /// of the longest context as there are slots. A model whose memory is not in pages has no use for it.
     pub pages: Option<usize>,
     /// Settings of executors. Without them the engine runs eagerly.
