@@ -113,7 +113,7 @@ impl Options {
         Parts::of(model, self.slots.max(1), self.prompts, self.most_parts)
     }
 
-    /// Pages besides [`pages`](Self::pages) that an engine of this model has: what is read while graphs are built is in them.
+    /// Pages that an engine of this model has besides [`pages`](Self::pages): building graphs reads prompts into them.
     pub fn own_pages(&self, model: &impl TextModel) -> usize {
         model.pages().map_or(0, |_| self.parts(model).at_once() * model.part().div_ceil(PAGE))
     }
@@ -293,7 +293,7 @@ impl<M: TextModel> Engine<M> {
         Ok(())
     }
 
-    /// What is read next, by the rows that the model reads; nothing, if there is nothing to read.
+    /// The rows that the model reads next; none, if no prompt can go on.
     fn next_to_read(&mut self) -> Vec<Option<Row>> {
         let most = self.graphs.most_read();
         let waiting = self.by_age(|sequence| !sequence.writes());
@@ -309,15 +309,14 @@ impl<M: TextModel> Engine<M> {
                 .collect();
         }
         let begun: Vec<usize> = waiting.into_iter().take(most).take_while(|slot| self.begin(*slot)).collect();
-        let mut rows = self.rows_of(&begun);
-        rows.truncate(most);
+        let rows = self.rows_of(&begun, most);
         let filled = if rows.is_empty() { 0 } else { self.graphs.rows_to_read(rows.len()) };
         rows.into_iter().map(Some).chain(std::iter::repeat(None)).take(filled).collect()
     }
 
-    /// The parts of these slots' prompts: the next one of each, then the one behind it of each. So a short prompt does not wait for all of a
+    /// The first parts of these slots' prompts, at most so many: the next one of each, then the one behind it of each. So a short prompt does not wait for all of a
     /// long one. A part may be read beside those before it, since a layer writes the keys and values of all rows before any token attends.
-    fn rows_of(&self, slots: &[usize]) -> Vec<Row> {
+    fn rows_of(&self, slots: &[usize], most: usize) -> Vec<Row> {
         let part = self.model().part();
         let rows = slots.iter().flat_map(|&slot| {
             let reading = self.seats[slot].reading();
@@ -326,10 +325,11 @@ impl<M: TextModel> Engine<M> {
                 // Its likelihoods are told part by part.
                 Some(_) => 1,
             });
-            (0..left).step_by(part).map(move |ahead| Row { slot, ahead })
+            (0..left).step_by(part).take(most).map(move |ahead| Row { slot, ahead })
         });
         let mut rows: Vec<Row> = rows.collect();
         rows.sort_by_key(|row| row.ahead);
+        rows.truncate(most);
         rows
     }
 

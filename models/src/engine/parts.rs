@@ -7,14 +7,14 @@ use super::text_model::TextModel;
 /// How many parts of prompts are read at once.
 #[derive(Clone, Copy)]
 pub(super) struct Parts {
-    /// So many always, where further ones would change bits.
+    /// Parts that are always read together, where another number would change bits.
     pub together: usize,
-    /// Up to so many where that gives the same bits: a power of two, for which products are alike.
+    /// The most parts that are read together where the number changes no bit: a power of two, for which products are alike.
     pub alike: usize,
 }
 
 impl Parts {
-    /// Of a model with so many slots: `prompts` together, or up to `most`.
+    /// The numbers for a model with `slots` slots: `prompts` parts together, or up to `most`.
     pub fn of(model: &impl TextModel, slots: usize, prompts: usize, most: usize) -> Self {
         let together = prompts.clamp(1, slots.max(1));
         let of_text = model.pages().map_or(1, |pages| (pages * PAGE).div_ceil(model.part().max(1)));

@@ -39,8 +39,8 @@ pub trait TextModel: Send + Sync + 'static {
     /// No memory left.
     fn memory(&self, count: usize) -> Result<Vec<Tensor>>;
 
-    /// The empty memory of so many texts, of which `parts` are read at once; where the model has pages, with so many, and those that are no
-    /// text's.
+    /// The empty memory of `texts` texts, of whose prompts `parts` parts are read at once. Where the model has pages, it has `pages` pages, and
+    /// those that are no text's.
     ///
     /// # Errors
     /// No memory left.

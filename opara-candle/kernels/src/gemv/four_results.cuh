@@ -3,7 +3,7 @@
 #include "activation.cuh"
 #include "cluster.cuh"
 
-// Four neighbouring results of a row of x, and what is added to them.
+// Four neighbouring results of a row of x, with their bias and residual.
 template <bool GATED> struct Four {
     unsigned row, column;
     float bias[GATED ? 2 : 1][4], residual[4];
