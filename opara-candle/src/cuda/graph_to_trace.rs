@@ -199,7 +199,8 @@ fn kernel_accesses(
     let operands = call.map(|call| operands(memory, call));
     let mut accesses: Vec<Access> = Vec::new();
     let (mut pointers, mut unnamed) = (Vec::new(), Vec::new());
-    for (word, value) in arguments.pointer_words() {
+    let has_address = |&(word, _): &(usize, u64)| known.as_ref().is_none_or(|known| known.has_address(word));
+    for (word, value) in arguments.pointer_words().filter(has_address) {
         // Padding may hold the address of a tensor of an earlier call, which is freed before long: the pass does not use it.
         if matches!(&operands, Some(Some(of)) if memory.is_foreign(value, |id| of.contains_key(&id))) {
             unnamed.push(word);

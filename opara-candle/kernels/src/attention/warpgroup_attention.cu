@@ -9,8 +9,9 @@
 #include "scores.cuh"
 #include "tiles.cuh"
 
-// Keys of a tile.
-constexpr unsigned KEYS = 64;
+// Keys of a tile. Twice as many halve how often a warpgroup waits and corrects its sums, where there are registers for their scores; a bias
+// is known to hide, or to add nothing, for 64 at a time.
+template <int DIM, bool HAS_BIAS> constexpr unsigned KEYS_OF_TILE = DIM <= 64 && !HAS_BIAS ? 128 : 64;
 
 // The tiles of keys that a block goes through.
 struct Visible {
@@ -53,7 +54,7 @@ struct Visible {
 template <int DIM, int GROUPS, bool HAS_BIAS, typename T>
 __device__ inline unsigned attention(const unsigned char *kinds, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
                                      unsigned bias_pitch, T *y, unsigned y_pitch) {
-    constexpr unsigned THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
+    constexpr unsigned KEYS = KEYS_OF_TILE<DIM, HAS_BIAS>, THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
     constexpr int OPERANDS = (DIM + DEPTH<T> - 1) / DEPTH<T>, COLUMNS = DIM / 8;
     using Tile = Lines<DIM, KEYS, T>;
     extern __shared__ __align__(BASE) uint4 dynamic[];
@@ -88,7 +89,7 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
 #pragma unroll
     for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
 
-    // The difference of two scores times `in_bits` is the exponent of 2. Their products with it would round with the size of a score.
+    // The difference of two scores times `in_bits` is the exponent of 2.
     const float in_bits = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
     float score[KEYS / 8][4], out[COLUMNS][4], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, correction[2];
     unsigned weights[KEYS / 16][4];
@@ -140,12 +141,16 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
             largest[r] = warp_reduce<Max>(largest[r], 4);
             // If all scores of a row so far are masked, the base is 0, so that no inf - inf makes NaN.
             const float base = largest[r] == -INFINITY ? 0 : largest[r];
-            correction[r] = exp2_approx((before - base) * in_bits);
+            // A product with a base rounds with its size. All weights of the row have that factor until the base changes, and then the
+            // correction has it, so that it is not in the result.
+            const float of_base = __fmul_rn(base, in_bits);
+            correction[r] = exp2_approx(__fmul_rn(before, in_bits) - of_base);
             float some = 0;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; i++) some += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
+                for (int i = 2 * r; i < 2 * r + 2; i++)
+                    some += score[n][i] = exp2_approx(fmaf(score[n][i], in_bits, -of_base));
             sum[r] = fmaf(sum[r], correction[r], some);
         }
     };
@@ -218,11 +223,12 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
 }
 
 // The blocks of a multiprocessor that have room for their tiles.
-#define BLOCKS(DIM) (DIM > 128 ? 1 : DIM > 64 ? 2 : 4)
+#define BLOCKS(DIM, HAS_BIAS) (DIM > 128 ? 1 : DIM > 64 ? 2 : HAS_BIAS ? 4 : 3)
 
 // For rows of DIM elements at most: queries and keys have `of_keys`, values `of_values`.
 #define ATTENTION(DIM, GROUPS, HAS_BIAS, T, NAME)                                                                      \
-    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM)) opara_attention_warpgroups_##NAME(         \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, HAS_BIAS))                                  \
+        opara_attention_warpgroups_##NAME(                                                                             \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
         unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
         const T *v, const T *b, T *y, unsigned does, unsigned t_batch, unsigned t_head, const unsigned char *tiles) {  \

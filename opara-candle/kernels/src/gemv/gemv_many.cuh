@@ -64,6 +64,8 @@ __device__ inline void gemv_many(unsigned rows, unsigned columns, unsigned inner
                 ask_weight(next, before), ask_x(next, before);
             }
         }
+        // The warp of the thread that asked multiplies as one again.
+        __syncwarp();
         before = slot, parity_before = parity;
         if (++slot == slots) slot = 0, parity ^= 1;
     }

@@ -21,6 +21,8 @@ pub struct Effects {
     pub updated: Option<usize>,
     /// Arguments that are read before the kernel waits for its predecessors, if it does (`dependent.cuh`).
     pub early: &'static [usize],
+    /// Arguments that describe a matrix: its address is their first word, and the others are none.
+    pub matrices: &'static [usize],
     /// Whether they come from a declaration. Inputs have elements like the output's then, and threads may take several at once.
     pub is_declared: bool,
 }
@@ -81,6 +83,7 @@ impl Effects {
             strides: None,
             updated: None,
             early: &[],
+            matrices: &[],
             is_declared: false,
         }
     }

@@ -60,6 +60,15 @@ impl Arguments {
         Self { places: Arc::new([(0, words.len() * 8)]), ..Self::from_words(words) }
     }
 
+    /// Arguments of so many bytes each, all of whose words are this one, for tests.
+    #[cfg(test)]
+    pub fn of_sizes(sizes: &[usize], word: u64) -> Self {
+        let starts = sizes.iter().scan(0, |past, size| Some(std::mem::replace(past, *past + size.next_multiple_of(8))));
+        let places: Arc<[_]> = starts.zip(sizes.iter().copied()).collect();
+        let words = places.iter().map(|(_, size)| size.div_ceil(8)).sum();
+        Self { places, ..Self::from_words(&vec![word; words]) }
+    }
+
     /// Shortens an argument to `bytes` bytes, for tests.
     #[cfg(test)]
     pub fn cut(&mut self, index: usize, bytes: usize) {

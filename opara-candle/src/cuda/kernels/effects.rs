@@ -45,6 +45,7 @@ pub(super) fn of_declared(declared: &Declared) -> Effects {
         inputs: indices(&|_, pointer| is_input(pointer)),
         updated: indices(&|_, pointer| pointer.role == Role::Cache).first().copied(),
         early: indices(&|parameter, _| parameter.is_early),
+        matrices: indices(&|parameter, _| matches!(parameter.kind, Kind::Matrix(_))),
         is_declared: true,
         ..Effects::writes(output, extent)
     }

@@ -65,10 +65,19 @@ pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
     let is_early = |word: usize| {
         let argument = kernel.arguments.argument_at(word);
         argument.is_some_and(|argument| shipped.effects.early.contains(&argument))
+            && has_address(shipped.effects, &kernel.arguments, word)
     };
     // Nothing is read through null.
     let words = kernel.arguments.words().filter(|&(word, value)| value != 0 && is_early(word));
     Some(words.map(|(word, _)| word).collect())
+}
+
+/// Whether the word at an offset may be an address: those behind the first one of a matrix are its sizes.
+fn has_address(effects: &Effects, arguments: &Arguments, word: usize) -> bool {
+    let is_size = |matrix: usize| {
+        matches!(arguments.argument(matrix), Some((start, of)) if (start + 1..start + of.len()).contains(&word))
+    };
+    !effects.matrices.iter().any(|&matrix| is_size(matrix))
 }
 
 /// A kernel of the table.
@@ -130,6 +139,11 @@ impl Call<'_> {
         };
         let rest = Region::contiguous(delta, bytes.saturating_sub(delta));
         (region.filter(|r| r.end() <= bytes).unwrap_or(rest), mode)
+    }
+
+    /// Whether the word at an offset of the arguments may be an address.
+    pub fn has_address(&self, word: usize) -> bool {
+        has_address(self.effects, self.arguments, word)
     }
 
     fn writes(&self, argument: usize) -> bool {
@@ -299,6 +313,16 @@ mod tests {
         });
         let other = Arguments::of_structure(&[0xa000; 57]);
         assert!(known("flash_fwd_kernel", &other, &launch, None).is_none(), "of another version");
+    }
+
+    #[test]
+    fn of_a_matrix_the_first_word_alone_is_an_address() {
+        let name = "opara_matmul_many_128_of128_by1_f16";
+        let arguments = Arguments::of_sizes(&[4, 4, 4, 4, 128, 128, 8, 8, 8], 0xa000);
+        let launch = Launch::default();
+        let call = known(name, &arguments, &launch, code_of(name)).expect("it is declared");
+        let words = arguments.pointer_words().map(|(word, _)| word).filter(|&word| call.has_address(word));
+        assert_eq!(words.collect::<Vec<_>>(), [32, 160, 288, 296, 304]);
     }
 
     #[test]

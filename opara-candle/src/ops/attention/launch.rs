@@ -42,11 +42,12 @@ const QUERIES: usize = 64;
 const THREADS: u32 = 128;
 
 /// The launch shape of `warpgroup_attention.cu` for rows of `width` elements at most.
-fn warpgroups([batch, heads, queries]: [usize; 3], width: usize) -> LaunchConfig {
+fn warpgroups([batch, heads, queries]: [usize; 3], width: usize, has_bias: bool) -> LaunchConfig {
     // Each of a block's warpgroups has 64 queries.
     let groups = if width > 128 { 2 } else { 1 };
-    // Two tiles of 64 keys and two of as many values, and the queries: for each 64 numbers of a row a line of 128 bytes.
-    let lines = (4 + groups) * 64 * width.div_ceil(64);
+    let keys_of_tile = if width <= 64 && !has_bias { 128 } else { 64 };
+    // Two tiles of keys and two of values, and the queries: for each 64 numbers of a row a line of 128 bytes.
+    let lines = (4 * keys_of_tile + groups * 64) * width.div_ceil(64);
     LaunchConfig {
         grid_dim: (queries.div_ceil(64 * groups) as u32, heads as u32, batch as u32),
         block_dim: (128 * groups as u32, 1, 1),
@@ -168,7 +169,7 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     let has_kernel = is_plain && Warpgroups::<(), ()>::is_for(dtype);
     if has_kernel && Warpgroups::<(), ()>::runs_on(&Capabilities::of(device, ptx::WARPGROUP_ATTENTION)?) {
         let variant = format!("{}{width}_{numbers}", if bias.is_some() { "biased_" } else { "" });
-        let config = warpgroups([batch, heads, queries], width);
+        let config = warpgroups([batch, heads, queries], width, bias.is_some());
         let sizes = [batch, heads, queries, keys];
         let look = |(bias, strides)| Tiles::of(device, bias, strides, sizes, numbers);
         let looked = bias.filter(|(_, strides)| Tiles::pay(*strides, sizes)).map(look).transpose()?;
