@@ -9,6 +9,7 @@ mod nomic;
 mod qwen;
 mod rotary;
 mod siglip;
+mod t5;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -42,11 +43,13 @@ impl Default for Architectures {
             .with("distilbert", bert::distilbert)
             .with("electra", bert::electra)
             .with("modernbert", modernbert::read)
+            .with("mt5", t5::mt5)
             .with("nomic_bert", nomic::read)
             .with("qwen2", qwen::qwen2)
             .with("qwen3", qwen::qwen3)
             .with("roberta", bert::roberta)
             .with("siglip", siglip::read)
+            .with("t5", t5::t5)
             .with("xlm-roberta", bert::roberta)
     }
 }

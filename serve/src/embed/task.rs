@@ -16,6 +16,9 @@ use super::{Architectures, EmbedError, Labels, PoolingMode, Result};
 const ENCODERS: [&str; 5] =
     ["Model", "ModelWithProjection", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"];
 
+/// Ends of the names of those that write texts or name each token. Where a list of modules says so their hidden states are pooled.
+const LISTED: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "ForTokenClassification"];
+
 /// Ends of the names of classifiers.
 const CLASSIFIERS: &str = "ForSequenceClassification";
 
@@ -72,11 +75,10 @@ impl Folder<'_> {
                 Ok((Task::Classes(Labels::read(config, activation.as_deref())?), prompts))
             }
             (None, None | Some(TransformerTask::Features), _) => {
-                // A decoder's last hidden states are pooled where a list of modules says so.
-                let is_decoder = |name: &str| list.is_some() && name.ends_with("ForCausalLM");
+                let is_listed = |name: &str| list.is_some() && LISTED.iter().any(|end| name.ends_with(end));
                 let is_encoder =
                     |name: &str| ENCODERS.iter().any(|end| name.ends_with(end)) && !name.ends_with("LMHeadModel");
-                self.check(|name| is_encoder(name) || is_decoder(name))?;
+                self.check(|name| is_encoder(name) || is_listed(name))?;
                 let vectors = (sizes.width, architecture.pooling);
                 let mut modules = match list {
                     Some(list) => Modules::of(path, list, vectors, unread)?,

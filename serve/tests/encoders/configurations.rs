@@ -1,7 +1,7 @@
 //! Configurations that are refused by name, those of a decoder, and an architecture of a program's own.
 
 use anyhow::Result;
-use candle::{DType, Device, Module};
+use candle::{DType, Device, Module, Tensor};
 use opara_serve::batch::Buckets;
 use opara_serve::embed::{is_encoder, Architecture, Architectures, EmbedError, Sizes, TextModel};
 use serde_json::{json, Value};
@@ -43,6 +43,14 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("albert", json!({"num_hidden_groups": 2}), "`num_hidden_groups` (2)"),
         ("jina", json!({"feed_forward_type": "original"}), "feed_forward_type"),
         ("jina", json!({"architectures": ["BertForSequenceClassification"]}), "head that is not known"),
+        ("t5", json!({"feed_forward_proj": "gated-tanh"}), "feed_forward_proj"),
+        ("t5", json!({"dense_act_fn": "gelu"}), "dense_act_fn"),
+        ("t5", json!({"is_gated_act": true}), "is_gated_act"),
+        ("t5", json!({"is_decoder": true}), "`is_decoder` (true)"),
+        ("t5", json!({"relative_attention_num_buckets": 7}), "relative_attention_num_buckets"),
+        ("t5", json!({"relative_attention_max_distance": 2}), "relative_attention_max_distance"),
+        ("t5", json!({"architectures": ["T5ForConditionalGeneration"]}), "no vectors of texts"),
+        ("t5", json!({"model_type": "umt5"}), "\"umt5\", and only "),
         ("bert", json!({"model_type": "mpnet"}), "\"mpnet\", and only albert, bert, "),
         ("bert_classifier", json!({"problem_type": "other"}), "problem_type"),
     ] {
@@ -107,6 +115,36 @@ fn decoders_are_no_encoders_unless_a_list_of_modules_says_so() -> Result<()> {
     put(&folder, "config.json", &config)?;
     let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
     assert_close(&together[1], &case.expected[1]["last"], "a decoder as an encoder");
+    Ok(())
+}
+
+#[test]
+fn a_list_of_modules_takes_the_encoder_of_a_model_with_other_answers() -> Result<()> {
+    for (name, architecture, others) in [
+        (
+            "t5",
+            "T5ForConditionalGeneration",
+            &["decoder.final_layer_norm.weight", "lm_head.weight", "encoder.embed_tokens.weight"][..],
+        ),
+    ] {
+        let case = Case::read(name)?;
+        let folder = case.pooled("mean")?;
+        let mut config = case.config.clone();
+        config["architectures"] = json!([architecture]);
+        config["is_encoder_decoder"] = json!(name == "t5");
+        put(&folder, "config.json", &config)?;
+        let path = folder.path().join("model.safetensors");
+        let mut tensors = candle::safetensors::load(&path, &Device::Cpu)?;
+        for other in others {
+            tensors.insert((*other).to_owned(), Tensor::zeros(32, DType::F32, &Device::Cpu)?);
+        }
+        candle::safetensors::save(&tensors, &path)?;
+        let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
+        assert_close(&together[1], &case.expected[1]["mean"], architecture);
+        std::fs::remove_file(folder.path().join("modules.json"))?;
+        let error = TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains("no vectors of texts"), "{architecture}: {error}");
+    }
     Ok(())
 }
 

@@ -93,6 +93,7 @@ tests! {
     modernbert: hidden_states;
     modernbert_classifier: |name| classes(name, 3);
     modernbert_splade: words;
+    mt5: hidden_states;
     nomic: hidden_states;
     qwen2: hidden_states;
     qwen2_bidirectional: hidden_states;
@@ -102,6 +103,7 @@ tests! {
     roberta_classifier: |name| classes(name, 3);
     roberta_splade: words;
     siglip: |name| towers(name, 16);
+    t5: hidden_states;
     xlm_roberta: hidden_states;
     xlm_roberta_reranker: |name| classes(name, 1);
 }

@@ -38,6 +38,10 @@ JINA = {
     **BERT, "model_type": "bert", "position_embedding_type": "alibi", "feed_forward_type": "geglu", "emb_pooler": "mean",
     "hidden_act": "gelu", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "num_attention_heads": 4, "architectures": ["JinaBertForMaskedLM"],
 }
+T5 = {
+    "vocab_size": VOCAB, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+}
 LABELS = {"id2label": {0: "sad", 1: "glad", 2: "mad"}, "label2id": {"sad": 0, "glad": 1, "mad": 2}}
 ONE = {"id2label": {0: "score"}, "label2id": {"score": 0}}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -74,6 +78,8 @@ CASES = {
     "qwen3_reranker": ("Qwen3ForSequenceClassification", {**DECODER, **ONE, "head_dim": 16}, "logits"),
     "qwen2": ("Qwen2Model", DECODER, "hidden"),
     "qwen2_bidirectional": ("Qwen2Model", {**DECODER, "is_causal": False}, "hidden"),
+    "t5": ("T5EncoderModel", T5, "hidden"),
+    "mt5": ("MT5EncoderModel", T5, "hidden"),
     "clip": (
         "CLIPModel",
         {"text_config": {**TOWER, "vocab_size": VOCAB, "max_position_embeddings": 24, "projection_dim": 24, "eos_token_id": VOCAB - 1,

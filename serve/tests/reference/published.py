@@ -18,12 +18,12 @@ import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules.transformer import Transformer
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModel, PreTrainedTokenizerFast
 
 BASE = {"num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768, "intermediate_size": 3072}
-# Name: configuration, and how the hidden states are pooled.
+# Name: configuration, how the hidden states are pooled, and whether Dense and Normalize stand behind.
 CASES = {
     "bert-base": (transformers.BertConfig(), "mean"),
     "xlm-roberta-base": (transformers.XLMRobertaConfig(vocab_size=250002, max_position_embeddings=514, type_vocab_size=1), "cls"),
@@ -35,6 +35,8 @@ CASES = {
             pos_att_type=["p2c", "c2p"], position_biased_input=False, max_relative_positions=-1, type_vocab_size=0),
         "mean"),
     "nomic-embed": (transformers.NomicBertConfig(), "mean"),
+    "sentence-t5-base": (transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12), "mean", True),
+    "mt5-base": (transformers.MT5Config(vocab_size=32128, d_model=768, d_ff=2048, num_layers=12, num_heads=12), "mean"),
     "qwen3-embedding-0.6b": (
         transformers.Qwen3Config(
             vocab_size=151669, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
@@ -60,7 +62,7 @@ def main(vectors, arguments):
     at = next((at for at, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     names, options = arguments[:at], arguments[at:]
     for name in names or CASES:
-        config, pooling = CASES[name]
+        config, pooling, *more = CASES[name]
         torch.manual_seed(1)
         with tempfile.TemporaryDirectory() as folder:
             folder = pathlib.Path(folder)
@@ -73,8 +75,11 @@ def main(vectors, arguments):
             model.save_pretrained(folder / "plain")
             words(config.vocab_size).save_pretrained(folder / "plain")
             transformer = Transformer(str(folder / "plain"), max_seq_length=512)
-            pool = Pooling(model.config.hidden_size, pooling_mode=pooling)
-            whole = SentenceTransformer(modules=[transformer, pool], device="cpu")
+            width = model.config.hidden_size
+            modules = [transformer, Pooling(width, pooling_mode=pooling)]
+            if more:
+                modules += [Dense(width, width, bias=False, activation_function=torch.nn.Identity()), Normalize()]
+            whole = SentenceTransformer(modules=modules, device="cpu")
             whole.save(str(folder / "whole"))
             expected = whole.encode(texts(), batch_size=8)
             told = subprocess.run([vectors, "--folder", folder / "whole", *options, *texts()], check=True, capture_output=True)
