@@ -3,6 +3,7 @@
 mod bert;
 mod clip;
 mod deberta;
+mod gte;
 mod jina;
 mod modernbert;
 mod nomic;
@@ -42,8 +43,10 @@ impl Default for Architectures {
             .with("deberta-v2", deberta::read)
             .with("distilbert", bert::distilbert)
             .with("electra", bert::electra)
+            .with("gte", gte::gte)
             .with("modernbert", modernbert::read)
             .with("mt5", t5::mt5)
+            .with("new", gte::new)
             .with("nomic_bert", nomic::read)
             .with("qwen2", qwen::qwen2)
             .with("qwen3", qwen::qwen3)

@@ -51,6 +51,19 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("t5", json!({"relative_attention_max_distance": 2}), "relative_attention_max_distance"),
         ("t5", json!({"architectures": ["T5ForConditionalGeneration"]}), "no vectors of texts"),
         ("t5", json!({"model_type": "umt5"}), "\"umt5\", and only "),
+        ("gte", json!({"rope_parameters": {"rope_type": "yarn", "factor": 4}}), "yarn"),
+        ("gte", json!({"pack_qkv": false}), "`pack_qkv` (false)"),
+        ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.5}}), "mixed_b"),
+        ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 0.5}}), "rope_scaling.factor"),
+        ("gte_new", json!({"rope_scaling": {"type": "ntk"}}), "rope_scaling.factor"),
+        ("gte_new", json!({"logn_attention_scale": true}), "`logn_attention_scale` (true)"),
+        ("gte_new", json!({"position_embedding_type": "absolute"}), "position_embedding_type"),
+        ("gte_new", json!({"layer_norm_type": "rms_norm"}), "layer_norm_type"),
+        (
+            "chinese_clip",
+            json!({"text_config": {"position_embedding_type": "relative_key"}}),
+            "position_embedding_type",
+        ),
         ("bert", json!({"model_type": "mpnet"}), "\"mpnet\", and only albert, bert, "),
         ("bert_classifier", json!({"problem_type": "other"}), "problem_type"),
     ] {
@@ -62,7 +75,7 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
 
 #[test]
 fn types_that_a_module_does_not_compute_in_are_refused() -> Result<()> {
-    for name in ["modernbert", "deberta", "jina"] {
+    for name in ["modernbert", "deberta", "jina", "gte"] {
         let folder = Case::read(name)?.folder()?;
         let buckets = Buckets::new([1], [8], 8)?;
         let error = TextModel::open(folder.path())?.embedder(&Device::Cpu, DType::F16, &buckets).err();
@@ -126,6 +139,7 @@ fn a_list_of_modules_takes_the_encoder_of_a_model_with_other_answers() -> Result
             "T5ForConditionalGeneration",
             &["decoder.final_layer_norm.weight", "lm_head.weight", "encoder.embed_tokens.weight"][..],
         ),
+        ("gte_new", "NewForTokenClassification", &["classifier.weight", "classifier.bias"]),
     ] {
         let case = Case::read(name)?;
         let folder = case.pooled("mean")?;

@@ -89,6 +89,9 @@ tests! {
     distilbert_splade: words;
     electra: hidden_states;
     electra_classifier: |name| classes(name, 3);
+    gte: hidden_states;
+    gte_new: hidden_states;
+    gte_reranker: |name| classes(name, 1);
     jina: hidden_states;
     modernbert: hidden_states;
     modernbert_classifier: |name| classes(name, 3);

@@ -42,6 +42,16 @@ T5 = {
     "vocab_size": VOCAB, "d_model": 32, "d_kv": 12, "d_ff": 48, "num_layers": 2, "num_heads": 4, "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 10,
 }
+GTE = {**BERT, "max_position_embeddings": 64, "type_vocab_size": 2}
+# Scaling by NTK is a larger base, and frequencies that are all divided by one number.
+SCALE = 2.0
+NTK = {"rope_type": "linear", "rope_theta": 1000.0 * SCALE, "factor": SCALE ** (2 / 8)}
+# The same as checkpoints write it that come with code of their own: fields that take the place of transformers'.
+NEW = {
+    "model_type": "new", "architectures": ["NewModel"], "rope_parameters": None, "rope_theta": 1000.0, "layer_norm_type": "layer_norm",
+    "rope_scaling": {"type": "ntk", "factor": SCALE}, "position_embedding_type": "rope", "pack_qkv": True, "unpad_inputs": False,
+    "use_memory_efficient_attention": False, "logn_attention_scale": False, "logn_attention_clip1": False,
+}
 LABELS = {"id2label": {0: "sad", 1: "glad", 2: "mad"}, "label2id": {"sad": 0, "glad": 1, "mad": 2}}
 ONE = {"id2label": {0: "score"}, "label2id": {"score": 0}}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -80,6 +90,9 @@ CASES = {
     "qwen2_bidirectional": ("Qwen2Model", {**DECODER, "is_causal": False}, "hidden"),
     "t5": ("T5EncoderModel", T5, "hidden"),
     "mt5": ("MT5EncoderModel", T5, "hidden"),
+    "gte": ("GteModel", GTE, "hidden"),
+    "gte_reranker": ("GteForSequenceClassification", {**GTE, **ONE}, "logits"),
+    "gte_new": ("GteModel", {**GTE, "type_vocab_size": 0, "rope_parameters": NTK}, "hidden"),
     "clip": (
         "CLIPModel",
         {"text_config": {**TOWER, "vocab_size": VOCAB, "max_position_embeddings": 24, "projection_dim": 24, "eos_token_id": VOCAB - 1,
@@ -102,12 +115,13 @@ def texts():
         start += length
 
 
-def seed(folder):
-    """Gives each tensor of a saved checkpoint its seeded values, and lists names and shapes."""
+def seed(folder, prefix=""):
+    """Gives each tensor of a saved checkpoint its seeded values, and lists names and shapes. Names get a prefix."""
     path = folder / "model.safetensors"
     with safe_open(path, "numpy") as file:
-        shapes = {name: list(file.get_slice(name).get_shape()) for name in sorted(file.keys())}
-        kept = {name: file.get_tensor(name) for name in shapes if not np.issubdtype(file.get_tensor(name).dtype, np.floating)}
+        found = {prefix + name: file.get_tensor(name) for name in sorted(file.keys())}
+        shapes = {name: list(tensor.shape) for name, tensor in found.items()}
+        kept = {name: tensor for name, tensor in found.items() if not np.issubdtype(tensor.dtype, np.floating)}
     values = {name: kept.get(name, seeded.tensor(SEED, name, tuple(shape))) for name, shape in shapes.items()}
     save_file(values, path, metadata={"format": "pt"})
     return {name: shape for name, shape in shapes.items() if name not in kept}
@@ -163,19 +177,19 @@ def types_of_output(**fields):
     return type("Output", (), fields)
 
 
-def own(model):
+def own(model, config):
     """Seeded values for a module of this file: its configuration, its tensors' shapes, and itself."""
     for name, tensor in model.tensors.items():
         tensor.data = torch.from_numpy(seeded.tensor(SEED, name, tuple(tensor.shape)))
-    return JINA, {name: list(tensor.shape) for name, tensor in sorted(model.tensors.items())}, model
+    return config, {name: list(tensor.shape) for name, tensor in sorted(model.tensors.items())}, model
 
 
-def saved(model_class, config):
+def saved(model_class, config, prefix=""):
     """The same for one of transformers, as it saves and loads it."""
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         model_class(config).save_pretrained(folder)
-        tensors = seed(folder)
+        tensors = seed(folder, prefix)
         config = json.loads((folder / "config.json").read_text())
         model = model_class.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
     return config, tensors, model
@@ -185,10 +199,11 @@ def saved(model_class, config):
 def write(name):
     kind, fields, kept = CASES[name]
     if kind == "Jina":
-        config, tensors, model = own(Jina())
+        config, tensors, model = own(Jina(), fields)
     else:
         model_class = getattr(transformers, kind)
-        config, tensors, model = saved(model_class, model_class.config_class(**fields))
+        config, tensors, model = saved(model_class, model_class.config_class(**fields), "new." if name == "gte_new" else "")
+        config |= NEW if name == "gte_new" else {}
     model.requires_grad_(False)
     out = {"kind": kept, "config": config, "tensors": tensors, "ids": list(texts()), "expected": []}
     for ids in out["ids"]:

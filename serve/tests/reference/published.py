@@ -37,6 +37,7 @@ CASES = {
     "nomic-embed": (transformers.NomicBertConfig(), "mean"),
     "sentence-t5-base": (transformers.T5Config(d_model=768, d_ff=3072, num_layers=12, num_heads=12), "mean", True),
     "mt5-base": (transformers.MT5Config(vocab_size=32128, d_model=768, d_ff=2048, num_layers=12, num_heads=12), "mean"),
+    "gte-base": (transformers.GteConfig(vocab_size=30528, type_vocab_size=0, rope_parameters={"rope_theta": 5e5, "rope_type": "default"}), "cls"),
     "qwen3-embedding-0.6b": (
         transformers.Qwen3Config(
             vocab_size=151669, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,

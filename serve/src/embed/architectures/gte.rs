@@ -1,0 +1,138 @@
+//! Alibaba's GTE, of which Stella of 400M is one: candle's `stella_en_v5`, unchanged.
+
+use candle_nn::{Activation, VarBuilder};
+use candle_transformers::models::stella_en_v5::{Config, EmbedDim, Model, ModelVariant};
+use opara_candle::ops;
+use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
+use serde_json::Value;
+
+use super::super::adapted::{adapted, prefixed, unprefixed, Source};
+use super::super::architecture::{Architecture, Sizes};
+use super::super::layers::{Layer, IDENTITY};
+use super::super::{PoolingMode, Result};
+
+/// Those of its own code, and of transformers.
+const HARMLESS: Harmless = Harmless {
+    names: &["logn_attention_clip1", "sentence_transformers", "unpad_inputs", "use_memory_efficient_attention"],
+    neutral: &[
+        ("is_decoder", "false"),
+        ("layer_norm_type", "\"layer_norm\""),
+        ("logn_attention_scale", "false"),
+        ("pack_qkv", "true"),
+        ("position_embedding_type", "\"rope\""),
+        ("tie_word_embeddings", "true"),
+        ("tie_word_embeddings", "false"),
+    ],
+};
+
+/// What files of a whole model have before the names of the encoder's tensors.
+const PREFIXES: [&str; 2] = ["new", "gte"];
+const ANCHOR: &str = "embeddings.word_embeddings.weight";
+const TYPES: &str = "new.embeddings.token_type_embeddings.weight";
+
+/// Checkpoints that come with code of their own.
+pub(super) fn new(json: &Value, unread: Unread) -> Result<Architecture> {
+    read(json, 10_000., unread)
+}
+
+/// Those of transformers, and with its names for them.
+pub(super) fn gte(json: &Value, unread: Unread) -> Result<Architecture> {
+    read(json, 160_000., unread)
+}
+
+/// `theta` is the base of rotary embeddings where the configuration has none.
+fn read(json: &Value, theta: f64, unread: Unread) -> Result<Architecture> {
+    let fields = Fields::of(json)?;
+    let (rope_theta, scaling_factor) = rotary(&fields, theta, unread)?;
+    let types = fields.parsed("type_vocab_size", "a number", Value::as_u64)?.unwrap_or(1) as usize;
+    let config = Config {
+        variant: ModelVariant::Small,
+        vocab_size: fields.needed("vocab_size")?,
+        hidden_size: fields.needed("hidden_size")?,
+        intermediate_size: fields.needed("intermediate_size")?,
+        num_hidden_layers: fields.needed("num_hidden_layers")?,
+        num_attention_heads: fields.needed("num_attention_heads")?,
+        max_position_embeddings: fields.needed("max_position_embeddings")?,
+        norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-12),
+        activation_fn: activation(&fields)?,
+        type_vocab_size: types.max(1),
+        rope_theta,
+        scaling_factor,
+        // Of a head that is not loaded: sentence-transformers' Dense is one.
+        embed_head: EmbedDim::default().config(1),
+        num_key_value_heads: 0,
+    };
+    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    // The module looks up type 0 alone.
+    let sizes = Sizes {
+        vocabulary: config.vocab_size,
+        width: config.hidden_size,
+        positions: config.max_position_embeddings,
+        token_types: 1,
+    };
+    let architecture = Architecture::new(sizes, move |vb, limit| {
+        let config = Config { max_position_embeddings: limit, ..config.clone() };
+        let model = Model::new(&config, tensors(&vb, types > 0))?;
+        // Its `forward` changes nothing of a clone, which shares the weights.
+        Ok(Box::new(move |tokens| model.clone().forward(tokens.ids, tokens.mask)))
+    });
+    let pooler = |part: &str| PREFIXES.map(|prefix| format!("{prefix}.pooler.dense.{part}")).to_vec();
+    let pooler = Layer::Linear { weights: pooler("weight"), biases: pooler("bias"), function: ops::tanh };
+    Ok(architecture
+        .in_f32_only()
+        .classified(PoolingMode::Cls, vec![pooler, Layer::linear("classifier", IDENTITY)])
+        .without(|name| name.starts_with("lm_head.") || name.starts_with("classifier.") || name.contains("pooler.")))
+}
+
+/// The tensors under the module's names. A model without types of tokens adds nothing for them.
+fn tensors(vb: &VarBuilder<'static>, has_types: bool) -> VarBuilder<'static> {
+    let vb = prefixed(&unprefixed(vb, &PREFIXES, ANCHOR), "new", ANCHOR);
+    match has_types {
+        true => vb,
+        false => adapted(&vb, |name: &str| match name {
+            TYPES => Source::Zeros,
+            _ => Source::Named(name.to_owned()),
+        }),
+    }
+}
+
+fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
+    let named = |act: &Value| match act.as_str()? {
+        "gelu" => Some(Activation::Gelu),
+        "gelu_new" | "gelu_pytorch_tanh" => Some(Activation::NewGelu),
+        "relu" => Some(Activation::Relu),
+        "silu" | "swish" => Some(Activation::Silu),
+        _ => None,
+    };
+    let known = "one of gelu, gelu_new, gelu_pytorch_tanh, relu, silu";
+    Ok(fields.parsed("hidden_act", known, named)?.unwrap_or(Activation::Gelu))
+}
+
+/// The base of rotary embeddings, and by which factor NTK scales them for all lengths; 0 if it does not.
+fn rotary(fields: &Fields<&Value>, default: f64, unread: Unread) -> Result<(f64, f64)> {
+    let range = 1.0..=1e12;
+    let (mut theta, mut factor) = (fields.number_in("rope_theta", range.clone())?, 0.);
+    for name in ["rope_scaling", "rope_parameters"] {
+        let Some(inner) = fields.inside(name)? else { continue };
+        theta = inner.number_in("rope_theta", range.clone())?.or(theta);
+        let mut is_scaled = false;
+        for kind in ["type", "rope_type"] {
+            match inner.text(kind)? {
+                None | Some("default") => {}
+                Some("ntk") => is_scaled = true,
+                Some(other) => {
+                    return Err(inner
+                        .unsound(kind, format!("is {other:?}: candle's module scales as ntk alone"))
+                        .into())
+                }
+            }
+        }
+        if is_scaled {
+            // A lesser one than 1 scales nothing in the checkpoint's code, and does in candle's.
+            factor = inner.number_in("factor", 1.0..=1e6)?.ok_or_else(|| inner.unsound("factor", "is missing"))?;
+        }
+        // Among them `mixed_b`, which candle's module does not have.
+        inner.check(&[], unread)?;
+    }
+    Ok((theta.unwrap_or(default), factor))
+}
