@@ -1,12 +1,15 @@
 //! Architectures by the `model_type` of a configuration.
 
 mod bert;
+mod chinese_clip;
 mod clip;
 mod deberta;
 mod gte;
 mod jina;
+mod latents;
 mod modernbert;
 mod nomic;
+mod nvembed;
 mod qwen;
 mod rotary;
 mod siglip;
@@ -38,6 +41,7 @@ impl Default for Architectures {
                 _ => bert::bert(config, unread),
             })
             .with("camembert", bert::roberta)
+            .with("chinese_clip", chinese_clip::read)
             .with("clip", clip::read)
             .with("clip_text_model", clip::read)
             .with("deberta-v2", deberta::read)
@@ -48,6 +52,7 @@ impl Default for Architectures {
             .with("mt5", t5::mt5)
             .with("new", gte::new)
             .with("nomic_bert", nomic::read)
+            .with("nvembed", nvembed::read)
             .with("qwen2", qwen::qwen2)
             .with("qwen3", qwen::qwen3)
             .with("roberta", bert::roberta)

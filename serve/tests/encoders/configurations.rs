@@ -59,11 +59,19 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("gte_new", json!({"logn_attention_scale": true}), "`logn_attention_scale` (true)"),
         ("gte_new", json!({"position_embedding_type": "absolute"}), "position_embedding_type"),
         ("gte_new", json!({"layer_norm_type": "rms_norm"}), "layer_norm_type"),
+        ("nvembed", json!({"mask_type": "a"}), "`mask_type` (\"a\")"),
+        (
+            "nvembed",
+            json!({"text_config": {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4}}),
+            "text_config.num_key_value_heads",
+        ),
+        ("nvembed", json!({"latent_attention_config": {"hidden_dim": 16}}), "latent_attention_config.hidden_dim"),
         (
             "chinese_clip",
             json!({"text_config": {"position_embedding_type": "relative_key"}}),
             "position_embedding_type",
         ),
+        ("chinese_clip", json!({"vision_config": {"hidden_act": "silu"}}), "vision_config.hidden_act"),
         ("bert", json!({"model_type": "mpnet"}), "\"mpnet\", and only albert, bert, "),
         ("bert_classifier", json!({"problem_type": "other"}), "problem_type"),
     ] {
@@ -75,7 +83,7 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
 
 #[test]
 fn types_that_a_module_does_not_compute_in_are_refused() -> Result<()> {
-    for name in ["modernbert", "deberta", "jina", "gte"] {
+    for name in ["modernbert", "deberta", "jina", "gte", "nvembed", "chinese_clip"] {
         let folder = Case::read(name)?.folder()?;
         let buckets = Buckets::new([1], [8], 8)?;
         let error = TextModel::open(folder.path())?.embedder(&Device::Cpu, DType::F16, &buckets).err();

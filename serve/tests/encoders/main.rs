@@ -81,6 +81,7 @@ tests! {
     bert_classifier: |name| classes(name, 3);
     bert_splade: words;
     camembert: hidden_states;
+    chinese_clip: |name| towers(name, 24);
     clip: |name| towers(name, 24);
     deberta: hidden_states;
     deberta_classifier: |name| classes(name, 1);
@@ -98,6 +99,7 @@ tests! {
     modernbert_splade: words;
     mt5: hidden_states;
     nomic: hidden_states;
+    nvembed: hidden_states;
     qwen2: hidden_states;
     qwen2_bidirectional: hidden_states;
     qwen3: hidden_states;

@@ -52,6 +52,14 @@ NEW = {
     "rope_scaling": {"type": "ntk", "factor": SCALE}, "position_embedding_type": "rope", "pack_qkv": True, "unpad_inputs": False,
     "use_memory_efficient_attention": False, "logn_attention_scale": False, "logn_attention_clip1": False,
 }
+NVEMBED = {
+    "model_type": "nvembed", "architectures": ["NVEmbedModel"], "hidden_size": 32, "add_eos": True, "add_pad_token": True, "mask_type": "b",
+    "is_mask_instruction": True, "padding_side": "right",
+    "text_config": {**DECODER, "model_type": "bidir_mistral", "rms_norm_eps": 1e-5, "sliding_window": 4, "hidden_act": "silu"},
+    "latent_attention_config": {
+        "model_type": "latent_attention", "hidden_dim": 32, "latent_dim": 32, "num_latents_value": 6, "num_cross_heads": 2,
+        "cross_dim_head": 20, "output_normalize": True},
+}
 LABELS = {"id2label": {0: "sad", 1: "glad", 2: "mad"}, "label2id": {"sad": 0, "glad": 1, "mad": 2}}
 ONE = {"id2label": {0: "score"}, "label2id": {"score": 0}}
 TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -93,6 +101,11 @@ CASES = {
     "gte": ("GteModel", GTE, "hidden"),
     "gte_reranker": ("GteForSequenceClassification", {**GTE, **ONE}, "logits"),
     "gte_new": ("GteModel", {**GTE, "type_vocab_size": 0, "rope_parameters": NTK}, "hidden"),
+    "nvembed": ("NVEmbed", NVEMBED, "hidden"),
+    "chinese_clip": (
+        "ChineseCLIPModel",
+        {"text_config": {**TOWER, "vocab_size": VOCAB, "max_position_embeddings": 24},
+         "vision_config": {**TOWER, "image_size": 16, "patch_size": 8}, "projection_dim": 24}, "towers"),
     "clip": (
         "CLIPModel",
         {"text_config": {**TOWER, "vocab_size": VOCAB, "max_position_embeddings": 24, "projection_dim": 24, "eos_token_id": VOCAB - 1,
@@ -173,6 +186,43 @@ class Jina(torch.nn.Module):
         return types_of_output(last_hidden_state=x)
 
 
+class NVEmbed(torch.nn.Module):
+    """NV-Embed, whose code is not part of transformers: https://arxiv.org/abs/2405.17428."""
+
+    def __init__(self):
+        super().__init__()
+        text, latent = NVEMBED["text_config"], NVEMBED["latent_attention_config"]
+        width, count, self.heads = latent["latent_dim"], latent["num_latents_value"], latent["num_cross_heads"]
+        inner = self.heads * latent["cross_dim_head"]
+        fields = {name: value for name, value in text.items() if name != "model_type"}
+        # A window that hides nothing: the checkpoints' code has none.
+        config = transformers.MistralConfig(**{**fields, "sliding_window": None})
+        self.text = transformers.AutoModel.from_config(config, attn_implementation="eager")
+        self.latents = torch.nn.Parameter(torch.empty(count, width))
+        parts = {
+            "0.norm": torch.nn.LayerNorm(width), "0.norm_context": torch.nn.LayerNorm(width),
+            "0.fn.to_q": torch.nn.Linear(width, inner, bias=False), "0.fn.to_kv": torch.nn.Linear(width, 2 * inner, bias=False),
+            "0.fn.to_out": torch.nn.Linear(inner, width, bias=False), "1.norm": torch.nn.LayerNorm(width),
+            "1.fn.net.0": torch.nn.Linear(width, 8 * width), "1.fn.net.2": torch.nn.Linear(4 * width, width),
+        }
+        self.parts = parts
+        self.tensors = {f"embedding_model.{name}": tensor for name, tensor in self.text.named_parameters()}
+        self.tensors["latent_attention_model.latents"] = self.latents
+        at = "latent_attention_model.cross_attend_blocks"
+        self.tensors |= {f"{at}.{name}.{of}": tensor for name, part in parts.items() for of, tensor in part.named_parameters()}
+
+    def forward(self, input_ids):
+        parts = self.parts
+        hidden = self.text(input_ids=input_ids, **causal(self.text, input_ids)).last_hidden_state
+        split = lambda y: y.unflatten(-1, (self.heads, -1)).transpose(-2, -3)  # noqa: E731
+        key, value = parts["0.fn.to_kv"](parts["0.norm_context"](self.latents)).chunk(2, -1)
+        query, key, value = split(parts["0.fn.to_q"](parts["0.norm"](hidden))), split(key), split(value)
+        seen = torch.nn.functional.scaled_dot_product_attention(query, key[None], value[None])
+        x = parts["0.fn.to_out"](seen.transpose(1, 2).flatten(2)) + hidden
+        up, gate = parts["1.fn.net.0"](parts["1.norm"](x)).chunk(2, -1)
+        return types_of_output(last_hidden_state=parts["1.fn.net.2"](up * torch.nn.functional.gelu(gate)) + x)
+
+
 def types_of_output(**fields):
     return type("Output", (), fields)
 
@@ -198,8 +248,8 @@ def saved(model_class, config, prefix=""):
 @torch.no_grad()
 def write(name):
     kind, fields, kept = CASES[name]
-    if kind == "Jina":
-        config, tensors, model = own(Jina(), fields)
+    if kind in ("Jina", "NVEmbed"):
+        config, tensors, model = own(globals()[kind](), fields)
     else:
         model_class = getattr(transformers, kind)
         config, tensors, model = saved(model_class, model_class.config_class(**fields), "new." if name == "gte_new" else "")

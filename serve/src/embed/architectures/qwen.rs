@@ -19,7 +19,7 @@ const HARMLESS: Harmless = Harmless {
 
 const ANCHOR: &str = "embed_tokens.weight";
 
-fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
+pub(super) fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
     let named = |act: &Value| match act.as_str()? {
         "silu" | "swish" => Some(Activation::Silu),
         "gelu" => Some(Activation::Gelu),
