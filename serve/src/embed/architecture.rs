@@ -88,6 +88,7 @@ pub struct Architecture {
     pub(super) pooling: PoolingMode,
     pub(super) is_f32_only: bool,
     pub(super) has_own_operators: bool,
+    pub(super) is_pooled: bool,
     pub(super) classifier: Option<Classifier>,
     pub(super) vocabulary_head: Vec<Layer>,
     pub(super) pictures: Option<Pictures>,
@@ -117,6 +118,7 @@ impl Architecture {
             pooling: PoolingMode::Mean,
             is_f32_only: false,
             has_own_operators: false,
+            is_pooled: false,
             classifier: None,
             vocabulary_head: Vec::new(),
             pictures: None,
@@ -152,6 +154,12 @@ impl Architecture {
     /// Says that it consists of this library's operators, which the executor need not replace.
     pub(super) fn on_own_operators(mut self) -> Self {
         self.has_own_operators = true;
+        self
+    }
+
+    /// Says that it pools its hidden states itself, so that tokens have none.
+    pub(super) fn pooling_itself(mut self) -> Self {
+        self.is_pooled = true;
         self
     }
 

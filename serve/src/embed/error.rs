@@ -113,6 +113,10 @@ pub enum EmbedError {
         text: usize,
     },
 
+    /// Hidden states of a model that gives none.
+    #[error("this model gives a vector a text, and no hidden states of its tokens")]
+    NoTokens,
+
     /// A vector that is none.
     #[error("the vector of text {text} has NaN or infinity: the model overflowed its type, or its weights are damaged. Run it in bf16 or f32 (`--dtype f32`)")]
     NotFinite {

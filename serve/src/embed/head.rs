@@ -7,7 +7,7 @@ use opara_candle::ops;
 use super::dense::Dense;
 use super::layers::Layers;
 use super::splade::Splade;
-use super::Pooling;
+use super::{EmbedError, Pooling};
 
 /// The modules behind the transformer on a device.
 pub(super) enum Head {
@@ -40,6 +40,7 @@ impl Head {
             Self::Vector { pooling, steps } => steps.iter().try_fold(pooled(pooling)?, |x, step| step.apply(&x)),
             Self::Classes { pooling, layers } => layers.forward(&pooled(pooling)?),
             Self::Words { layers, splade } => splade.apply(&layers.forward(hidden)?, mask),
+            Self::Tokens if hidden.rank() == 2 => Err(candle::Error::wrap(EmbedError::NoTokens)),
             Self::Tokens => ops::to_dtype(hidden, DType::F32),
         }
     }

@@ -173,6 +173,11 @@ impl TextModel {
         self.architecture.sizes
     }
 
+    /// Whether it gives a vector a text alone, and no hidden states of tokens.
+    pub fn is_pooled(&self) -> bool {
+        self.architecture.is_pooled
+    }
+
     /// Tokens of the vocabulary.
     pub fn vocabulary(&self) -> usize {
         self.architecture.sizes.vocabulary

@@ -29,6 +29,8 @@ pub struct EmbeddingModel<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> {
     token_types: usize,
     width: usize,
     hidden: usize,
+    /// Whether tokens have no hidden states.
+    is_pooled: bool,
     answers: Answers,
     kind: String,
     /// What sees pictures.
@@ -54,6 +56,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
             token_types: 1,
             width,
             hidden: width,
+            is_pooled: false,
             answers,
             kind: "bert".into(),
             pictures: None,
@@ -72,6 +75,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
     pub fn of(mut self, model: &TextModel) -> Self {
         (self.answers, self.kind) = (model.answers(), model.kind().to_owned());
         (self.hidden, self.token_types) = (model.sizes().width, model.token_types());
+        self.is_pooled = model.is_pooled();
         self
     }
 
@@ -131,6 +135,9 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
                 return Err(EmbedError::Dimensions { dimensions, width }.into());
             }
             _ => {}
+        }
+        if options.has_tokens && self.is_pooled {
+            return Err(EmbedError::NoTokens.into());
         }
         let rows = match texts {
             Texts::Tokens(rows) => self.checked(rows, &options)?,

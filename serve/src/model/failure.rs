@@ -138,6 +138,7 @@ impl From<EmbedError> for Failure {
             | EmbedError::TwoPrompts
             | EmbedError::PairPrompt
             | EmbedError::Untrained
+            | EmbedError::NoTokens
             | EmbedError::Padding { .. }
             | EmbedError::Dimensions { .. }
             | EmbedError::Empty { .. } => Kind::Invalid,

@@ -77,6 +77,22 @@ async fn all_tokens_have_their_hidden_states() -> Result<()> {
 }
 
 #[tokio::test]
+async fn models_that_pool_their_hidden_states_have_none_a_token() -> Result<()> {
+    for name in ["siglip", "chinese_clip"] {
+        let case = Case::read(name)?;
+        let router = serve(&[("m", &case.pooled("cls")?)])?;
+        let body = json!({"inputs": text(&case.ids[1])});
+        let (status, answer) = post(&router, "/embed_all", body.clone()).await?;
+        assert_eq!(status, 422, "{name}: {answer}");
+        assert!(answer["error"].as_str().is_some_and(|error| error.contains("no hidden states")), "{name}: {answer}");
+        let (status, answer) = post(&router, "/embed", body).await?;
+        assert_eq!(status, 200, "{name}: {answer}");
+        assert_close(&floats(&answer[0]), &unit(&case.expected[1]["text"]), name);
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn words_have_weights() -> Result<()> {
     let case = Case::read("distilbert_splade")?;
     let router = serve(&[("m", &case.splade()?)])?;

@@ -77,6 +77,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     // The module multiplies the mask by the least number of f32. That is infinite in 16 bits, and zero times infinity is NaN.
     Ok(architecture
         .pooled(PoolingMode::Cls)
+        .pooling_itself()
         .in_f32_only()
         .seeing(Some(pictures))
         .without(|name| is_of_pictures(name) || name.starts_with("text_model.pooler.")))

@@ -56,7 +56,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         let model = TextModel::new(&config, vb.pp("text_model"))?;
         Ok(Box::new(move |tokens| model.forward(tokens.ids)))
     });
-    Ok(architecture.padded(Padding::Full, pad).seeing(Some(pictures)).without(is_of_pictures))
+    Ok(architecture.padded(Padding::Full, pad).pooling_itself().seeing(Some(pictures)).without(is_of_pictures))
 }
 
 fn pictures(fields: &Fields<&Value>, unread: Unread) -> Result<Pictures> {
