@@ -35,6 +35,7 @@ mod prompts;
 mod row;
 mod splade;
 mod task;
+mod text_end;
 mod text_model;
 mod tokenizer;
 mod transformer;

@@ -13,7 +13,7 @@ use tokenizers::{
 
 use super::transformer::TokenizerSettings;
 use super::words::Words;
-use super::{EmbedError, PromptChoice, Prompts, Result, TextRow, VectorOptions};
+use super::{text_end, EmbedError, PromptChoice, Prompts, Result, TextRow, VectorOptions};
 
 /// Turns texts into token ids, without padding. Clones share it.
 #[derive(Clone)]
@@ -119,6 +119,9 @@ impl TextTokenizer {
         };
         let normalizer = if settings.lower_case { Some(lower_case(normalizer)) } else { normalizer };
         tokenizer.with_normalizer(normalizer).map_err(failed)?;
+        if let Some(end) = &settings.end {
+            text_end::put(&mut tokenizer, end).map_err(failed)?;
+        }
         let tokenizer = Arc::new(tokenizer);
         let kind = match Words::of(&tokenizer) {
             Some(words) => Kind::Words(words.into()),

@@ -8,7 +8,7 @@ use tokenizers::normalizers::BertNormalizer;
 use tokenizers::TruncationDirection;
 
 use super::file_fields::{read_json, FileFields};
-use super::Result;
+use super::{text_end, Result};
 
 /// Names of the module's configuration: earlier versions named it after the model.
 const FILES: [&str; 7] = [
@@ -44,6 +44,8 @@ pub(super) struct TokenizerSettings {
     pub normalizer: Option<BertNormalizer>,
     /// On which side texts are cut that are too long; `None` leaves it to `tokenizer.json`.
     pub side: Option<TruncationDirection>,
+    /// A token behind each text, which `tokenizer.json` may lack.
+    pub end: Option<String>,
 }
 
 /// What a transformer does in a folder of sentence-transformers.
@@ -115,7 +117,7 @@ impl TokenizerSettings {
             return Err(fields.wrong("texts may have 0 tokens".into()));
         }
         let normalizer = if tokenizer.is_some() { normalizer(&fields)? } else { None };
-        Ok(Self { limit, lower_case: module.lower_case, normalizer, side })
+        Ok(Self { limit, lower_case: module.lower_case, normalizer, side, end: text_end::read(&fields)? })
     }
 }
 

@@ -65,6 +65,33 @@ fn lower_case_keeps_accents_and_goes_before_any_normalizer() -> Result<()> {
     Ok(())
 }
 
+/// The code of gte-Qwen2 and of Stella of 1.5B, which transformers runs.
+#[test]
+fn code_of_a_checkpoint_ends_texts() -> Result<()> {
+    let qwen = json!({"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", "other/repo--tokenization_qwen.Qwen2TokenizerFast"]});
+    let of = |ends: bool, config: &Value| -> Result<Vec<u32>> {
+        let folder = Folder::pooled()?;
+        folder.json("tokenizer.json", &tokenizer(true, ends))?;
+        folder.json("tokenizer_config.json", config)?;
+        encoded(&folder, "the cat")
+    };
+    let end = json!({"content": "[MASK]", "lstrip": false});
+    assert_eq!(of(false, &json!({"auto_map": qwen, "add_eos_token": true, "eos_token": "[MASK]"}))?, [5, 7, 4]);
+    assert_eq!(of(false, &json!({"auto_map": qwen, "add_eos_token": true, "eos_token": end}))?, [5, 7, 4]);
+    assert_eq!(of(false, &json!({"auto_map": qwen, "add_eos_token": false, "eos_token": "[MASK]"}))?, [5, 7]);
+    assert_eq!(of(true, &json!({"auto_map": qwen, "add_eos_token": true, "eos_token": "[MASK]"}))?, [2, 5, 7, 3]);
+    assert_eq!(of(false, &json!({"add_eos_token": true, "eos_token": "[MASK]"}))?, [5, 7]);
+    for (config, words) in [
+        (json!({"auto_map": {"AutoTokenizer": ["own.Own", null]}}), "`auto_map` \"own.Own\""),
+        (json!({"auto_map": qwen, "add_eos_token": true}), "no `eos_token`"),
+        (json!({"auto_map": qwen, "add_eos_token": true, "eos_token": "none"}), "is no token"),
+    ] {
+        let error = of(false, &config).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(words), "{config}: {error}");
+    }
+    Ok(())
+}
+
 #[test]
 fn the_length_is_that_of_sentence_transformers_6() -> Result<()> {
     let newer = json!({
