@@ -93,6 +93,9 @@ impl Source {
                 |vb| Decoder::load_quantized(vb, config, to, options.batch, context).map_err(candle::Error::wrap);
             return options.load(checkpoint, device, load, check);
         }
+        if let Some(checkpoint) = checkpoint {
+            return Ok(Decoder::of_checkpoint(checkpoint, config, dtype, device, options.batch, context)?);
+        }
         config.fits(options.batch, context, dtype, device)?;
         let load = |vb| Decoder::load(vb, config, context).map_err(candle::Error::wrap);
         options.load(checkpoint, device, load, check)

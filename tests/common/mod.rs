@@ -39,6 +39,18 @@ pub fn waves(i: usize, shape: impl Into<Shape>) -> Result<Tensor> {
     (Tensor::arange(0f32, shape.elem_count() as f32, CPU)? * (i + 1) as f64)?.sin()?.reshape(shape)
 }
 
+/// The largest difference of two tensors, in f64, which is NaN where one alone is.
+pub fn furthest(got: &Tensor, expected: &Tensor) -> Result<f64> {
+    let numbers = |of: &Tensor| of.to_device(CPU)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1::<f64>();
+    let apart = numbers(got)?.into_iter().zip(numbers(expected)?).map(|(got, expected)| match got.is_nan() {
+        true if expected.is_nan() => 0.,
+        _ if got == expected => 0.,
+        _ => (got - expected).abs(),
+    });
+    // `f64::max` would leave out what is no number.
+    Ok(apart.fold(0., |most, apart| if apart > most || apart.is_nan() { apart } else { most }))
+}
+
 /// A single input: a float matrix that depends on `i`.
 pub fn one(i: usize) -> Result<Vec<Tensor>> {
     one_on(i, CPU)

@@ -12,6 +12,7 @@
 mod checkpoint;
 mod error;
 mod fields;
+mod floats;
 mod format;
 mod harmless;
 mod json;
@@ -30,6 +31,7 @@ mod unread;
 pub use checkpoint::Checkpoint;
 pub use error::WeightsError;
 pub use fields::{FieldError, Fields};
+pub use floats::Floats;
 pub use harmless::{Harmless, TRANSFORMERS};
 pub use json::{Json, Misread};
 pub use loaded::Loaded;

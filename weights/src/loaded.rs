@@ -9,6 +9,7 @@ use candle_nn::var_builder::SimpleBackend;
 use candle_nn::{Init, VarBuilder};
 use safetensors::Dtype;
 
+use crate::floats::{Floats, PartOfFloats};
 use crate::part::Part;
 use crate::quantization::Quantization;
 use crate::scale::{OF_ACTIVATIONS, SUFFIXES};
@@ -54,6 +55,13 @@ impl Loaded {
     /// it does not use.
     pub fn surplus(&self) -> Vec<String> {
         self.tensors.unrequested().iter().cloned().collect()
+    }
+
+    /// Bytes that the matrices of 8-bit floats which [`Floats::of`] reads take as such, and elements of these.
+    pub fn floats(&self) -> (u64, u64) {
+        let all = self.tensors.shard_of.iter().filter_map(|(name, shard)| self.tensors.shards[*shard].floats(name));
+        let elements = all.sum::<u64>();
+        (elements + elements / Floats::GROUP as u64 * size_of::<f32>() as u64, elements)
     }
 
     /// Refuses tensors that were not requested by now, unless `is_harmless` says of the name that the model's answer does not depend
@@ -104,6 +112,12 @@ impl Tensors {
     }
 
     fn read(&self, name: &str, shape: Option<&Shape>, dtype: DType, device: &Device) -> candle::Result<Tensor> {
+        if let Some((weight, part)) = PartOfFloats::in_name(name) {
+            return match self.read_floats(weight, part)? {
+                Some(tensor) => tensor.to_device(device),
+                None => Err(WeightsError::MissingTensor { name: name.to_owned(), file: self.listing.clone() }.into()),
+            };
+        }
         let shard = self.shard(name);
         let stored = shard.map(|shard| shard.entry(name)).transpose()?.map(|entry| entry.dtype);
         if stored.is_none_or(is_integer) && dtype.is_float() {
@@ -116,19 +130,44 @@ impl Tensors {
         if stored != Some(Dtype::F8_E4M3) {
             return Ok(shard.read(name, shape, dtype, device)?);
         }
-        let scale = SUFFIXES.map(|suffix| format!("{name}{suffix}"));
-        let found = scale.iter().find_map(|scale| Some((scale.as_str(), self.shard(scale)?)));
-        let Some(scale) = found else {
-            return match self.quantization {
-                // A file of 8-bit floats that were rounded and not scaled.
-                None => Ok(shard.read(name, shape, dtype, device)?),
-                Some(_) => {
-                    Err(shard.unscaled(name, format!("neither `{}` nor `{}` is there", scale[0], scale[1])).into())
-                }
-            };
+        let Some((scale, of)) = self.scale_of(name, shard)? else {
+            return Ok(shard.read(name, shape, dtype, device)?);
         };
+        let scale = (scale.as_str(), of);
         self.forget_scales(name, scale.0);
         Ok(shard.read_scaled(name, shape, scale, self.quantization.unwrap_or_default(), (dtype, device))?)
+    }
+
+    /// The name of the scale of 8-bit floats, and where it is; `None` if they were rounded and not scaled.
+    fn scale_of(&self, name: &str, shard: &Shard) -> Result<Option<(String, &Shard)>, WeightsError> {
+        let scale = SUFFIXES.map(|suffix| format!("{name}{suffix}"));
+        let found = scale.iter().find_map(|scale| Some((scale.clone(), self.shard(scale)?)));
+        if found.is_none() && self.quantization.is_some() {
+            return Err(shard.unscaled(name, format!("neither `{}` nor `{}` is there", scale[0], scale[1])));
+        }
+        Ok(found)
+    }
+
+    /// A part of a weight of 8-bit floats; `None` for other tensors.
+    fn read_floats(&self, name: &str, part: PartOfFloats) -> candle::Result<Option<Tensor>> {
+        let Some(shard) = self.shard(name) else { return Ok(None) };
+        if shard.entry(name)?.dtype != Dtype::F8_E4M3 {
+            return Ok(None);
+        }
+        let scale = self.scale_of(name, shard)?;
+        match part {
+            PartOfFloats::Bytes => {
+                self.unrequested().remove(name);
+                if let Some((scale, _)) = &scale {
+                    self.forget_scales(name, scale);
+                }
+                Ok(Some(shard.read_bytes(name)?))
+            }
+            PartOfFloats::Scales => {
+                let scale = scale.as_ref().map(|(scale, of)| (scale.as_str(), *of));
+                Ok(shard.read_scales(name, scale, self.quantization.unwrap_or_default(), Floats::GROUP)?)
+            }
+        }
     }
 
     /// Says of a weight that is no floats, or not there, that it is quantised, if what stands beside it says so.

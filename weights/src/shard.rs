@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use candle::{DType, Device, Layout, Shape, Tensor};
 use safetensors::Dtype;
 
+use crate::floats::Floats;
 use crate::format::{self, Entries, Entry};
 use crate::quantization::Quantization;
 use crate::scale;
@@ -30,6 +31,15 @@ impl Shard {
     /// The names of all tensors.
     pub(crate) fn names(&self) -> Vec<String> {
         self.entries.keys().cloned().collect()
+    }
+
+    /// Elements of a matrix of 8-bit floats whose rows consist of groups.
+    pub(crate) fn floats(&self, name: &str) -> Option<u64> {
+        let entry = self.entries.get(name).filter(|entry| entry.dtype == Dtype::F8_E4M3)?;
+        match *entry.layout.dims() {
+            [rows, columns] if columns.is_multiple_of(Floats::GROUP) => Some((rows * columns) as u64),
+            _ => None,
+        }
     }
 
     /// The entry of tensor `name`.
@@ -105,6 +115,34 @@ impl Shard {
         let scaled = scale::scaled(&weight, &of.scale(scale)?, quantization);
         let scaled = scaled.map_err(|reason| self.unscaled(name, format!("`{scale}`: {reason}")))?;
         place(&scaled, dtype, device).map_err(|source| self.misplaced(name, source))
+    }
+
+    /// The bytes of a tensor of 8-bit floats.
+    pub(crate) fn read_bytes(&self, name: &str) -> Result<Tensor, WeightsError> {
+        let entry = self.entry(name)?;
+        let bytes = Tensor::from_vec(self.bytes(entry)?, entry.layout.shape(), &Device::Cpu);
+        bytes.map_err(|source| self.misplaced(name, source))
+    }
+
+    /// The scales of `group` neighbours each of a matrix' rows; `None` where some neighbours have different ones, and for other tensors.
+    pub(crate) fn read_scales(
+        &self,
+        name: &str,
+        scale: Option<(&str, &Self)>,
+        quantization: Quantization,
+        group: usize,
+    ) -> Result<Option<Tensor>, WeightsError> {
+        let shape = self.entry(name)?.layout.dims();
+        if shape.len() != 2 {
+            return Ok(None);
+        }
+        let (scale, of) = match scale {
+            Some((scale, of)) => (of.scale(scale)?, format!("`{scale}`: ")),
+            // They were rounded and not scaled.
+            None => (Tensor::ones((), DType::F32, &Device::Cpu).map_err(|e| self.misplaced(name, e))?, String::new()),
+        };
+        let groups = scale::of_groups(shape, &scale, quantization, group);
+        groups.map_err(|reason| self.unscaled(name, format!("{of}{reason}")))
     }
 
     /// An error about the scale of tensor `name`.

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fs;
 
 use candle::{DType, Device, Tensor};
-use opara_weights::{Checkpoint, WeightsError};
+use opara_weights::{Checkpoint, Floats, WeightsError};
 use safetensors::tensor::{serialize_to_file, Dtype, TensorView};
 use serde_json::{json, Value};
 use tempfile::TempDir;
@@ -58,6 +58,53 @@ fn assert_scaled(checkpoint: &Checkpoint, shape: (usize, usize), factor: impl Fn
     let half = checkpoint.weights(DType::BF16, &CPU)?.get(shape, "p.weight")?;
     let rounded = Tensor::new(weight, &CPU)?.to_dtype(DType::BF16)?.to_dtype(DType::F32)?;
     assert_eq!(half.to_dtype(DType::F32)?.to_vec2::<f32>()?, rounded.to_vec2::<f32>()?);
+    Ok(())
+}
+
+/// Products that take 8-bit floats get them as they are, with a scale for each 128 neighbours of a row, whatever scales the file has.
+#[test]
+fn floats_are_read_as_they_are_with_a_scale_for_each_group() -> Outcome {
+    const SHAPE: [usize; 2] = [130, 384];
+    let [rows, columns] = SHAPE;
+    let weight = || ("p.weight", Dtype::F8_E4M3, &SHAPE[..], codes(rows * columns));
+    let numbers = |count: usize| (0..count).map(|at| 0.01 + at as f32).collect::<Vec<_>>();
+    let read = |config: &Value, shape: &[usize], expected: &dyn Fn(&[f32], usize, usize) -> f32| -> Outcome {
+        let scales = numbers(shape.iter().product());
+        let (_dir, checkpoint) = folder(config, &[weight(), ("p.weight_scale", Dtype::F32, shape, floats(&scales))])?;
+        let loaded = checkpoint.load(DType::BF16, &CPU)?;
+        assert_eq!(loaded.floats(), ((rows * columns / 128 * 132) as u64, (rows * columns) as u64));
+        let Floats { bytes, scales: of_groups } = Floats::of(&loaded.vb.pp("p"), "weight").ok_or("floats")?;
+        assert_eq!(bytes.flatten_all()?.to_vec1::<u8>()?, codes(rows * columns));
+        for (row, groups) in of_groups.to_vec2::<f32>()?.into_iter().enumerate() {
+            let expected: Vec<_> = (0..3).map(|group| expected(&scales, row, group)).collect();
+            assert_eq!(groups, expected, "row {row} with scales {shape:?}");
+        }
+        Ok(loaded.check(|_| false)?)
+    };
+    read(&fp8(json!({})), &[2, 3], &|scales, row, group| scales[row / 128 * 3 + group])?;
+    read(&fp8(json!({"weight_block_size": [65, 256]})), &[2, 2], &|scales, row, group| {
+        scales[row / 65 * 2 + group / 2]
+    })?;
+    read(&json!({}), &[rows, 1], &|scales, row, _| scales[row])?;
+    read(&json!({}), &[1], &|scales, _, _| scales[0])?;
+    // Neighbours with different scales, rows that 128 does not divide, a scale that does not fit, and other types and origins.
+    let is_none = |config: Value, tensors: &[Stored]| -> Outcome {
+        let (_dir, checkpoint) = folder(&config, tensors)?;
+        assert!(Floats::of(&checkpoint.weights(DType::BF16, &CPU)?, "p.weight").is_none());
+        Ok(())
+    };
+    let scale =
+        |shape: &'static [usize]| ("p.weight_scale", Dtype::F32, shape, floats(&numbers(shape.iter().product())));
+    is_none(fp8(json!({"weight_block_size": [65, 96]})), &[weight(), scale(&[2, 4])])?;
+    is_none(json!({}), &[("p.weight", Dtype::F8_E4M3, &[2, 100], codes(200)), scale(&[1])])?;
+    is_none(json!({}), &[weight(), scale(&[7])])?;
+    is_none(fp8(json!({})), &[weight()])?;
+    is_none(json!({}), &[("p.weight", Dtype::F32, &[1, 128], floats(&numbers(128)))])?;
+    assert!(Floats::of(&opara_weights::seeded(3, DType::BF16, &CPU), "p.weight").is_none());
+    // Rounded and not scaled.
+    let (_dir, checkpoint) = folder(&json!({}), &[weight()])?;
+    let all = Floats::of(&checkpoint.weights(DType::BF16, &CPU)?, "p.weight").ok_or("floats")?;
+    assert_eq!(all.scales.flatten_all()?.to_vec1::<f32>()?, vec![1.; rows * 3]);
     Ok(())
 }
 

@@ -41,7 +41,8 @@ mod weights;
 use candle::quantized::GgmlDType;
 use candle::{DType, Device, Tensor};
 use candle_nn::VarBuilder;
-use opara_candle::{ops, scope};
+use opara_candle::ops::{self, QuantizedWeight};
+use opara_candle::scope;
 use opara_weights::{Checkpoint, Loaded, WeightsError};
 
 pub use self::architecture::Architecture;
@@ -151,8 +152,14 @@ impl Decoder {
         batch: usize,
         context: usize,
     ) -> Result<Self> {
-        config.fits(batch, context, dtype, device)?;
         let loaded = checkpoint.load(dtype, device)?;
+        let each = dtype.size_in_bytes() as u64;
+        let (kept, elements) = match QuantizedWeight::multiplies_floats(dtype, device)? {
+            true => loaded.floats(),
+            false => (0, 0),
+        };
+        let bytes = config.parameters().saturating_sub(elements) * each + kept;
+        room::check(config, bytes, batch, context, dtype, device)?;
         let decoder = Self::load(loaded.vb.clone(), config, context)?;
         config.check_read(&loaded)?;
         Ok(decoder)
@@ -171,7 +178,7 @@ impl Decoder {
     ///
     /// # Errors
     /// Those of [`load`](Self::load); [`DecoderError::NoRoom`]; on a GPU, a type that
-    /// [`QuantizedWeight`](ops::QuantizedWeight) does not know.
+    /// [`QuantizedWeight`] does not know.
     pub fn load_quantized(
         vb: VarBuilder,
         config: &Config,
@@ -183,7 +190,7 @@ impl Decoder {
         let elements = config.parameters();
         let bytes = match device.is_cpu() {
             true => Some(elements as usize / to.block_size() * to.type_size()),
-            false => ops::QuantizedWeight::bytes(to, elements as usize),
+            false => QuantizedWeight::bytes(to, elements as usize),
         };
         let bytes = bytes.map_or(elements * dtype.size_in_bytes() as u64, |bytes| bytes as u64);
         room::check(config, bytes, batch, context, dtype, &device)?;
@@ -191,7 +198,7 @@ impl Decoder {
     }
 
     /// Loads a GGUF file, for `batch` texts of up to `context` tokens. Quantised weights stay so: on the CPU candle's kernels multiply with
-    /// them, on a GPU this library's. There, types that [`QuantizedWeight`](opara_candle::ops::QuantizedWeight) does not know are
+    /// them, on a GPU this library's. There, types that [`QuantizedWeight`] does not know are
     /// expanded into `dtype`. The file's header says whether the device has room.
     ///
     /// # Errors

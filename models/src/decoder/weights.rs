@@ -7,7 +7,7 @@ use candle::{DType, Device, Module, Tensor};
 use candle_nn::VarBuilder;
 use opara_candle::ops::{self, Activation, QuantizedWeight};
 use opara_candle::scope;
-use opara_weights::Unread;
+use opara_weights::{Floats, Unread};
 
 use super::error::DecoderError;
 use super::gguf::Gguf;
@@ -52,11 +52,7 @@ impl<'a> Source<'a> {
     /// A tensor of floats of this shape.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> candle::Result<Tensor> {
         match self {
-            Self::Names { vb, prefix: "model.language_model.", .. } => {
-                let inner = name.strip_prefix("model.").map(|name| format!("model.language_model.{name}"));
-                vb.get(shape, &inner.unwrap_or_else(|| name.into()))
-            }
-            Self::Names { vb, prefix, .. } => vb.get(shape, &format!("{prefix}{name}")),
+            Self::Names { vb, prefix, .. } => vb.get(shape, &in_file(prefix, name)),
             Self::Gguf(gguf) => gguf.tensor(name, shape),
         }
     }
@@ -69,7 +65,17 @@ impl<'a> Source<'a> {
                 let dense = self.tensor(name, &[rows, columns])?.to_device(&Device::Cpu)?;
                 Ok(Matrix::Quantized(Arc::new(QTensor::quantize(&dense, *to)?)))
             }
-            Self::Names { .. } => Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?)),
+            Self::Names { vb, prefix, .. } => {
+                // 8-bit floats stay such where products take them. What is wrong with them is said below.
+                let floats = match QuantizedWeight::multiplies_floats(vb.dtype(), vb.device())? {
+                    true => Floats::of(vb, &in_file(prefix, name)).filter(|of| of.bytes.dims() == [rows, columns]),
+                    false => None,
+                };
+                if let Some(Floats { bytes, scales }) = floats {
+                    return QuantizedWeight::of_floats(&[(&bytes, &scales)], vb.device()).map(Matrix::Packed);
+                }
+                Ok(Matrix::Dense(self.tensor(name, &[rows, columns])?))
+            }
         }
     }
 
@@ -100,8 +106,7 @@ impl<'a> Source<'a> {
     pub fn head(&self, name: &str, rows: usize, columns: usize) -> super::error::Result<Product> {
         let head = self.product("head", &[(name, rows)], columns, false);
         let is_there = match self {
-            Self::Names { vb, prefix: "model.language_model.", .. } => vb.contains_tensor(&format!("{name}.weight")),
-            Self::Names { vb, prefix, .. } => vb.contains_tensor(&format!("{prefix}{name}.weight")),
+            Self::Names { vb, prefix, .. } => vb.contains_tensor(&in_file(prefix, &format!("{name}.weight"))),
             Self::Gguf(_) => true,
         };
         match head {
@@ -129,6 +134,15 @@ impl<'a> Source<'a> {
     }
 }
 
+/// The name of a tensor in a file whose names have this prefix.
+fn in_file(prefix: &str, name: &str) -> String {
+    match name.strip_prefix("model.") {
+        Some(inner) if prefix == "model.language_model." => format!("{prefix}{inner}"),
+        _ if prefix == "model.language_model." => name.into(),
+        _ => format!("{prefix}{name}"),
+    }
+}
+
 /// What a product multiplies with.
 #[derive(Debug, Clone)]
 enum Weight {
@@ -148,8 +162,12 @@ enum Part {
 impl Weight {
     /// Of weights whose results follow one another.
     fn of(matrices: Vec<Matrix>, dtype: DType, device: &Device) -> candle::Result<Self> {
-        if let [Matrix::Packed(packed)] = matrices.as_slice() {
-            return Ok(Self::Packed(packed.clone()));
+        let packed = matrices.iter().map(|matrix| match matrix {
+            Matrix::Packed(packed) => Some(packed),
+            _ => None,
+        });
+        if let Some(packed) = packed.collect::<Option<Vec<_>>>() {
+            return QuantizedWeight::joined(&packed).map(Self::Packed);
         }
         let quantized = |matrix: &Matrix| match matrix {
             Matrix::Quantized(tensor) => Some(tensor.clone()),

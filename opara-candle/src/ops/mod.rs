@@ -235,6 +235,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     pool::launch::DECLARED,
     quantized::launch::DECLARED,
     quantized::of_blocks::DECLARED,
+    quantized::warpgroup::DECLARED,
     sample::launch::DECLARED,
     small_product::launch::DECLARED,
     softmax::launch::DECLARED,

@@ -3,7 +3,7 @@
 //!     cargo run --release -p opara-serve --example load -- --url http://127.0.0.1:8000 --model bert
 //!
 //! Each of so many clients sends one text, waits for the answer and sends the next one. Lengths are log-normal, as those of
-//! real texts are: a median of 48 words, at least 8 and at most `--longest`. With `--in-process` the same texts go through an
+//! real texts are: a median of 48 words, at least `--shortest` and at most `--longest`. With `--in-process` the same texts go through an
 //! embedder without a server, in batches as they come: what the server can reach at best.
 //!
 //! `busy` is the share of the time in which the device had a batch, and `device` the share that these batches take it by itself,
@@ -55,6 +55,10 @@ struct Args {
     #[arg(long, default_value_t = 200_000)]
     requests: usize,
 
+    /// Words of the shortest text: as many as of the longest for texts of one length.
+    #[arg(long, default_value_t = 8)]
+    shortest: usize,
+
     /// Words of the longest text.
     #[arg(long, default_value_t = 500)]
     longest: usize,
@@ -92,12 +96,13 @@ struct Args {
 const IN_PROCESS_THREADS: usize = 8;
 
 /// Texts of seeded lengths and words, the same in every run.
-fn texts(longest: usize) -> Vec<String> {
+fn texts(shortest: usize, longest: usize) -> Vec<String> {
     let mut rng = fastrand::Rng::with_seed(11);
     let text = |_| {
         // Box and Muller's way to a normal number.
         let normal = (-2. * (1. - rng.f64()).ln()).sqrt() * (std::f64::consts::TAU * rng.f64()).cos();
-        let words = (MEDIAN * (DEVIATION * normal).exp()).round().clamp(8., longest as f64) as usize;
+        let words =
+            (MEDIAN * (DEVIATION * normal).exp()).round().clamp(shortest.min(longest) as f64, longest as f64) as usize;
         (0..words).map(|_| WORDS[rng.usize(..WORDS.len())]).collect::<Vec<_>>().join(" ")
     };
     (0..4_096).map(text).collect()
@@ -105,7 +110,7 @@ fn texts(longest: usize) -> Vec<String> {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    let texts = texts(args.longest);
+    let texts = texts(args.shortest, args.longest);
     let mut lengths: Vec<usize> = texts.iter().map(|text| text.split(' ').count()).collect();
     lengths.sort_unstable();
     let at = |share: f64| lengths[((lengths.len() - 1) as f64 * share) as usize];

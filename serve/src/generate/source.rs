@@ -93,11 +93,6 @@ impl TextDecoder {
         matches!(self.weights, Weights::Seeded(_))
     }
 
-    /// Whether its matrices are quantised.
-    pub fn is_quantized(&self) -> bool {
-        matches!(self.weights, Weights::Gguf(_))
-    }
-
     /// What the model is.
     pub fn config(&self) -> &Config {
         &self.config

@@ -158,7 +158,7 @@ impl Load {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
         // By default a text's bits do not depend on the load.
-        let mut sequences = if decoder.is_quantized() { 8 } else { usize::MAX };
+        let mut sequences = usize::MAX;
         for device in devices {
             sequences = sequences.min(if device.is_cpu() { 4 } else { alike_rows(settings.dtype(), device)? });
         }

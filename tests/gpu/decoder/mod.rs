@@ -1,6 +1,7 @@
 //! Operators of decoders on a GPU against the CPU, and decoder steps as graphs. Without a GPU, or without the `cuda` feature,
 //! each test says that it skips.
 
+mod floats;
 mod generation;
 mod one_query;
 mod pages;
@@ -12,7 +13,7 @@ mod scheduling;
 mod spoiled;
 mod t5;
 
-use crate::common::{gpu, same_bits, waves, CPU};
+use crate::common::{furthest, gpu, same_bits, waves, CPU};
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops::{self, Activation, CachedAttention, NewTokens};
 use opara_candle::{BuiltIn, Mode, OparaExecutor, StepState};
@@ -24,10 +25,8 @@ const DTYPES: [(DType, f64); 3] = [(DType::F32, 1e-5), (DType::F16, 4e-3), (DTyp
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let error = || -> Result<f64> {
-        let [got, expected] = [got, expected].map(|x| x.to_device(CPU).and_then(|x| x.to_dtype(DType::F64)));
-        let (got, expected) = (got?, expected?);
-        let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-6);
-        Ok((got - &expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()? / scale)
+        let scale = expected.to_device(CPU)?.to_dtype(DType::F64)?.abs()?.flatten_all()?.max(0)?;
+        Ok(furthest(got, expected)? / scale.to_scalar::<f64>()?.max(1e-6))
     };
     assert_eq!(got.dims(), expected.dims(), "shape of {of}");
     let error = error().expect("tensors can be compared");

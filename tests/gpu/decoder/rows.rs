@@ -52,14 +52,26 @@ fn rows_of_products_are_the_same_from_two_to_eight() -> Result<()> {
 const MANY: usize = 256;
 
 #[cfg(not(feature = "cuda"))]
-fn is_hopper(_: &Device) -> Result<bool> {
+pub(super) fn is_hopper(_: &Device) -> Result<bool> {
     Ok(false)
 }
 
 #[cfg(feature = "cuda")]
-fn is_hopper(device: &Device) -> Result<bool> {
+pub(super) fn is_hopper(device: &Device) -> Result<bool> {
     let stream = device.as_cuda_device()?.cuda_stream();
     Ok(stream.context().compute_capability()? == (9, 0))
+}
+
+/// Numbers of rows at which kernels change, and others.
+const COUNTS: [usize; 14] = [2, 3, 8, 9, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255];
+
+/// Results of 16 bits differ from those in f32 by roundings.
+fn assert_alike(got: &Tensor, expected: &Tensor, what: &str) -> Result<()> {
+    let difference = (got.to_dtype(DType::F32)? - expected)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
+    let far = (difference / expected.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt();
+    let most = if got.dtype() == DType::F16 { 1e-3 } else { 5e-3 };
+    assert!(far < most, "{what}: off by {far:.1e}");
+    Ok(())
 }
 
 /// Sizes of published models among them: Qwen2.5-0.5B's, Llama-3.2-1B's, Llama-3.1-8B's, and the longest rows of Qwen2.5-7B.
@@ -90,25 +102,17 @@ fn rows_of_products_of_16_bits_are_the_same_from_two_to_256() -> Result<()> {
             Ok([linear?, act?, gated?])
         };
         let all = products(0, MANY)?;
-        let is_near = |got: &Tensor, expected: &Tensor, what: &str| -> Result<()> {
-            let difference = (got.to_dtype(DType::F32)? - expected)?.sqr()?.sum_all()?.to_scalar::<f32>()?;
-            let far = (difference / expected.sqr()?.sum_all()?.to_scalar::<f32>()?).sqrt();
-            let most = if dtype == DType::F16 { 1e-3 } else { 5e-3 };
-            assert!(far < most, "{what}, {inner} by {columns}, {dtype:?}: off by {far:.1e}");
-            Ok(())
-        };
+        let of = format!("{inner} by {columns}, {dtype:?}");
         let [x32, weight32, bias32] = [&x, &weight, &bias].map(|tensor| tensor.to_dtype(DType::F32));
         let plain = x32?.matmul(&weight32?.t()?)?.broadcast_add(&bias32?)?;
-        is_near(&all[1], &plain.silu()?, "activation")?;
-        is_near(&all[2], &(plain.narrow(1, 0, columns)?.silu()? * plain.narrow(1, columns, columns)?)?, "gated")?;
+        assert_alike(&all[1], &plain.silu()?, &format!("activation, {of}"))?;
+        let gated = (plain.narrow(1, 0, columns)?.silu()? * plain.narrow(1, columns, columns)?)?;
+        assert_alike(&all[2], &gated, &format!("gated, {of}"))?;
         let composed =
             ops::rms_norm(&x, &scale, 1e-5)?.to_dtype(DType::F32)?.matmul(&weight.to_dtype(DType::F32)?.t()?)?;
         let composed = (composed.broadcast_add(&bias.to_dtype(DType::F32)?)? + residual.to_dtype(DType::F32)?)?;
-        is_near(&all[0], &composed, "residual")?;
-        for (count, from) in [2, 3, 8, 9, 16, 17, 33, 63, 64, 65, 127, 128, 129, 255]
-            .into_iter()
-            .flat_map(|count| [(count, 0), (count, MANY - count)])
-        {
+        assert_alike(&all[0], &composed, &format!("residual, {of}"))?;
+        for (count, from) in COUNTS.into_iter().flat_map(|count| [(count, 0), (count, MANY - count)]) {
             for (at, (got, all)) in products(from, count)?.iter().zip(&all).enumerate() {
                 let is_same = same_bits(got, &rows(all, from, count)?)?;
                 assert!(is_same, "product {at}: {count} rows of {inner} by {columns}, {dtype:?}");
@@ -131,6 +135,70 @@ fn rows_of_quantised_products_are_the_same_from_two_to_eight() -> Result<()> {
                 let got = ops::quantized_linear(&rows(&x, from, count)?, None, &weight, None, None)?;
                 let of = format!("{count} rows of {inner} by {columns}, {to:?}, {dtype:?}");
                 assert!(same_bits(&got, &rows(&all, from, count)?)?, "{of}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Of all formats that codes and their groups have.
+#[test]
+fn rows_of_quantised_products_of_16_bits_are_the_same_from_two_to_256() -> Result<()> {
+    use GgmlDType::{Q2K, Q4K, Q4_0, Q5_1, Q6K, Q8_0};
+    let Some(device) = gpu() else { return Ok(()) };
+    if !is_hopper(&device)? {
+        return Ok(());
+    }
+    device.set_seed(7)?;
+    // `None` is floats of 8 bits.
+    let small = [Some(Q4_0), Some(Q4K), Some(Q5_1), Some(Q8_0), Some(Q6K), Some(Q2K), None].into_iter();
+    let small = small.flat_map(|to| [(33, 256), (301, 768), (1536, 2048)].map(|sizes| (to, sizes)));
+    let published = [Some(Q4_0), Some(Q8_0), None].into_iter();
+    let published = published.flat_map(|to| [(1152, 896), (6144, 4096), (512, 14_336)].map(|sizes| (to, sizes)));
+    for (to, (columns, inner)) in small.chain(published) {
+        let (shape, size) = ((2 * columns, inner), (inner as f64).powf(-0.5));
+        let weight = match to {
+            Some(to) => {
+                let weight = (Tensor::randn(0f32, 1., shape, &device)? * size)?.to_device(&Device::Cpu)?;
+                QuantizedWeight::new(&[&QTensor::quantize(&weight, to)?], &device)?
+            }
+            None => {
+                // All but those that are no numbers.
+                let number = |at: usize| (at.wrapping_mul(2_654_435_761) >> 7) as u8;
+                let bytes = (0..shape.0 * shape.1).map(number).map(|byte| if byte & 127 == 127 { 0 } else { byte });
+                let bytes = Tensor::from_iter(bytes, &Device::Cpu)?.reshape(shape)?;
+                let scales = (Tensor::rand(0.5f32, 2., (shape.0, inner / 128), &Device::Cpu)? * (size / 128.))?;
+                QuantizedWeight::of_floats(&[(&bytes, &scales)], &device)?
+            }
+        };
+        // One row of floats has the kernel of several.
+        let counts = [1].into_iter().filter(|_| to.is_none()).chain(COUNTS);
+        for dtype in [DType::F16, DType::BF16] {
+            let of = format!("{inner} by {columns}, {to:?}, {dtype:?}");
+            let on_gpu = |shape: (usize, usize)| Tensor::randn(0f32, 1., shape, &device)?.to_dtype(dtype);
+            let (x, residual) = (on_gpu((MANY, inner))?, on_gpu((MANY, 2 * columns))?);
+            let (scale, bias) = (on_gpu((1, inner))?.flatten_all()?, on_gpu((1, 2 * columns))?.flatten_all()?);
+            let products = |from, count| -> candle::Result<[Tensor; 3]> {
+                let (x, residual) = (rows(&x, from, count)?, rows(&residual, from, count)?);
+                Ok([
+                    ops::quantized_linear(&x, Some((&scale, 1e-5)), &weight, None, Some(&residual))?,
+                    ops::quantized_linear(&x, None, &weight, Some(&bias), None)?,
+                    ops::quantized_gated(&x, None, &weight, Some(&bias), Activation::Silu)?,
+                ])
+            };
+            let all = products(0, MANY)?;
+            let elements = weight.dequantize(dtype)?.to_dtype(DType::F32)?.t()?;
+            let plain = x.to_dtype(DType::F32)?.matmul(&elements)?.broadcast_add(&bias.to_dtype(DType::F32)?)?;
+            assert_alike(&all[1], &plain, &format!("bias, {of}"))?;
+            let gated = (plain.narrow(1, 0, columns)?.silu()? * plain.narrow(1, columns, columns)?)?;
+            assert_alike(&all[2], &gated, &format!("gated, {of}"))?;
+            let composed = ops::rms_norm(&x, &scale, 1e-5)?.to_dtype(DType::F32)?.matmul(&elements)?;
+            let composed = (composed + residual.to_dtype(DType::F32)?)?;
+            assert_alike(&all[0], &composed, &format!("norm and residual, {of}"))?;
+            for (count, from) in counts.clone().flat_map(|count| [(count, 0), (count, MANY - count)]) {
+                for (at, (got, all)) in products(from, count)?.iter().zip(&all).enumerate() {
+                    assert!(same_bits(got, &rows(all, from, count)?)?, "product {at}: {count} rows, {of}");
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ mod moe;
 mod rows;
 mod windows;
 
-use crate::common::{gpu, layouts, replayed, same_bits, waves, CPU};
+use crate::common::{furthest, gpu, layouts, replayed, same_bits, waves, CPU};
 use candle::{DType, Device, Result, Tensor};
 use opara_candle::ops::{self, Activation};
 use opara_candle::Mode;
@@ -26,9 +26,8 @@ const COLUMNS: [usize; 7] = [1, 7, 64, 768, 1000, 5000, 9000];
 #[track_caller]
 fn assert_near(got: &Tensor, expected: &Tensor, tolerance: f64, of: impl std::fmt::Display) {
     let error = || -> Result<f64> {
-        let got = got.to_device(CPU)?.to_dtype(DType::F64)?;
         let scale = expected.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?.max(1e-6);
-        Ok((got - expected)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()? / scale)
+        Ok(furthest(got, expected)? / scale)
     };
     assert_eq!(got.dims(), expected.dims(), "shape of {of}");
     let error = error().expect("tensors can be compared");

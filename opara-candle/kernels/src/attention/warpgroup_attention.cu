@@ -89,7 +89,7 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
 #pragma unroll
     for (int r = 0; r < 2; r++) added.row[r] = bias + (size_t)min(first + 8 * r, q.count - 1) * bias_pitch;
 
-    // The difference of two scores times `in_bits` is the exponent of 2.
+    // The difference of two scores times `in_bits` is the exponent of 2. Their products with it would round with the size of a score.
     const float in_bits = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(in_bits, 1);
     float score[KEYS / 8][4], out[COLUMNS][4], largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, correction[2];
     unsigned weights[KEYS / 16][4];
@@ -141,16 +141,12 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
             largest[r] = warp_reduce<Max>(largest[r], 4);
             // If all scores of a row so far are masked, the base is 0, so that no inf - inf makes NaN.
             const float base = largest[r] == -INFINITY ? 0 : largest[r];
-            // A product with a base rounds with its size. All weights of the row have that factor until the base changes, and then the
-            // correction has it, so that it is not in the result.
-            const float of_base = __fmul_rn(base, in_bits);
-            correction[r] = exp2_approx(__fmul_rn(before, in_bits) - of_base);
+            correction[r] = exp2_approx((before - base) * in_bits);
             float some = 0;
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-                for (int i = 2 * r; i < 2 * r + 2; i++)
-                    some += score[n][i] = exp2_approx(fmaf(score[n][i], in_bits, -of_base));
+                for (int i = 2 * r; i < 2 * r + 2; i++) some += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
             sum[r] = fmaf(sum[r], correction[r], some);
         }
     };

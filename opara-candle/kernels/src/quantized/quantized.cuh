@@ -247,8 +247,12 @@ __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned row
     T of[N];
 #pragma unroll
     for (unsigned n = 0; n < N; n++) {
-        const int code = BITS == 8 ? (int)(signed char)held.at[n % 16] : held.at[n % 16] >> n / 16 * 4 & 15;
-        of[n] = narrow<T>(fmaf(code, scale.x, scale.y));
+        if constexpr (ARE_FLOATS<S>) {
+            of[n] = narrow<T>(of_eight_bits(held.at[n]) * scale.x);
+        } else {
+            const int code = BITS == 8 ? (int)(signed char)held.at[n % 16] : held.at[n % 16] >> n / 16 * 4 & 15;
+            of[n] = narrow<T>(fmaf(code, scale.x, scale.y));
+        }
     }
 #pragma unroll
     for (unsigned n = 0; n < N; n += WIDE<T>) {
@@ -275,18 +279,21 @@ __device__ inline void dequantize(unsigned numel, unsigned columns, unsigned row
         gemv<T, BITS, GROUP, S, R, true>(numel / columns, columns, inner, splits, activation, eps, x, norm, codes,     \
                                          scales, bias, nullptr, y);                                                    \
     }
+#define DEQUANTIZE(T, NAME, BITS, GROUP, KIND, S)                                                                      \
+    extern "C" __global__ void opara_dequantize_##BITS##_##GROUP##_##KIND##_##NAME(unsigned numel, unsigned columns,   \
+        unsigned rows, const unsigned *ids, const unsigned char *codes, const S *scales, T *y) {                       \
+        dequantize<T, BITS, GROUP, S>(numel, columns, rows, ids, codes, scales, y);                                    \
+    }
 #define OF_FORMAT(T, NAME, BITS, GROUP, KIND, S)                                                                       \
     GEMV(T, NAME, BITS, GROUP, KIND, S, 1)                                                                             \
     GEMV(T, NAME, BITS, GROUP, KIND, S, 2)                                                                             \
     GEMV(T, NAME, BITS, GROUP, KIND, S, 4)                                                                             \
     GEMV(T, NAME, BITS, GROUP, KIND, S, 8)                                                                             \
-    extern "C" __global__ void opara_dequantize_##BITS##_##GROUP##_##KIND##_##NAME(unsigned numel, unsigned columns,   \
-        unsigned rows, const unsigned *ids, const unsigned char *codes, const S *scales, T *y) {                       \
-        dequantize<T, BITS, GROUP, S>(numel, columns, rows, ids, codes, scales, y);                                    \
-    }
+    DEQUANTIZE(T, NAME, BITS, GROUP, KIND, S)
 #define QUANTIZED(T, NAME)                                                                                             \
     OF_FORMAT(T, NAME, 4, 32, affine, Affine)                                                                          \
     OF_FORMAT(T, NAME, 8, 32, affine, Affine)                                                                          \
     OF_FORMAT(T, NAME, 8, 32, symmetric, Symmetric)                                                                    \
     OF_FORMAT(T, NAME, 8, 16, affine, Affine)                                                                          \
-    OF_FORMAT(T, NAME, 8, 16, symmetric, Symmetric)
+    OF_FORMAT(T, NAME, 8, 16, symmetric, Symmetric)                                                                    \
+    DEQUANTIZE(T, NAME, 8, 128, floats, Floats)

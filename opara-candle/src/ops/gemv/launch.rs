@@ -81,7 +81,7 @@ pub(super) struct Sizes {
 
 /// What becomes of products.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Epilogue {
+pub(in crate::ops) enum Epilogue {
     /// `activation(product) + residual`.
     Added(Activation),
     /// Two rows of the weight make a result, `activation(gate) * up`.

@@ -115,13 +115,18 @@ impl Sizes {
         self.columns.div_ceil(at_once / self.epilogue.rows())
     }
 
-    /// Rows of the weight that a block takes: those with which clusters that run one after the other take the least.
+    /// Rows of the weight that a block takes: those with which clusters that run one after the other take the least. A block takes some time
+    /// besides, and where many run one after the other, the last ones hardly count.
     fn at_once(&self) -> usize {
         if self.width() < MOST || matches!(self.epilogue, Epilogue::Gated(_)) {
             return ROWS[0];
         }
         let beside = if self.splits == 1 { PROCESSORS } else { PROCESSORS_OF_CLUSTERS / self.splits };
-        let time = |at_once: &usize| self.clusters(*at_once).div_ceil(beside) * at_once;
+        let time = |at_once: &usize| {
+            let clusters = self.clusters(*at_once);
+            let in_turns = if clusters > 4 * beside { clusters } else { clusters.next_multiple_of(beside) };
+            in_turns * (at_once + 8)
+        };
         ROWS.into_iter().min_by_key(time).unwrap_or(ROWS[0])
     }
 
@@ -187,7 +192,7 @@ mod tests {
             (14_336, 4096, GATED, 1, 128),
             (4096, 14_336, PLAIN, 4, 192),
             (2048, 8192, PLAIN, 8, 192),
-            (128_256, 2048, PLAIN, 1, 128),
+            (128_256, 2048, PLAIN, 1, 192),
             (64, 1 << 20, PLAIN, 8, 128),
             (8, 8, GATED, 1, 128),
         ] {

@@ -1,4 +1,4 @@
-//! Launches of `gemv_warpgroup.cuh`: products with 2 to 64 rows of 16 bits, whose bits do not depend on how many
+//! Launches of `warpgroup_product.cuh`, here of weights of 16 bits: products with 2 to 64 rows, whose bits do not depend on how many
 //! there are. More have the kernels of [`many`](super::many), which give the same bits.
 
 use candle::{CudaDevice, DType, Result};
@@ -29,14 +29,14 @@ kernels! {
 }
 
 /// Rows of a weight that a block takes, and its threads, as in the header.
-const ROWS: usize = 64;
-pub(super) const THREADS: usize = 128;
+pub(in crate::ops) const ROWS: usize = 64;
+pub(in crate::ops) const THREADS: usize = 128;
 
 /// Bytes of a row that a block multiplies at a time.
-pub(super) const LINE: usize = 128;
+pub(in crate::ops) const LINE: usize = 128;
 
 /// Rows of `x` that kernels take at most.
-const WIDTHS: [usize; 4] = [8, 16, 32, 64];
+const WIDTHS: &[usize] = &[8, 16, 32, 64];
 pub(super) const MOST: usize = WIDTHS[WIDTHS.len() - 1];
 
 /// Blocks of a cluster, which share the inner dimension.
@@ -63,35 +63,56 @@ pub(super) fn is_known(dtype: DType, capabilities: &Capabilities) -> bool {
     Product::<()>::is_for(dtype) && Product::<()>::runs_on(capabilities)
 }
 
+/// What a product's kernels take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::ops) struct Family {
+    /// Rows of `x` of each kernel, ascending.
+    pub widths: &'static [usize],
+    /// Rows of `x` at least and at most: the last kernel's blocks may have some each.
+    pub rows: (usize, usize),
+    /// Bytes of a block's part of a weight, of [`LINE`] bytes of `x`.
+    pub of_weight: usize,
+}
+
+/// Of a weight of 16 bits.
+const OF_16_BITS: Family = Family { widths: WIDTHS, rows: (2, MOST), of_weight: ROWS * LINE };
+
 /// Sizes of such a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sizes {
-    dtype: DType,
+pub(in crate::ops) struct Sizes {
+    pub dtype: DType,
     /// Rows of `x`.
-    rows: usize,
+    pub rows: usize,
     /// Results of each.
-    columns: usize,
+    pub columns: usize,
     /// Elements of a row.
-    inner: usize,
-    epilogue: Epilogue,
+    pub inner: usize,
+    pub epilogue: Epilogue,
+    family: Family,
     /// Bytes of shared memory that a block takes: its part of a multiprocessor's.
     shared: usize,
 }
 
 impl Sizes {
     /// Of these sizes, if there is a kernel for them. All numbers of rows from two to the most that kernels take have one, or none has.
-    pub fn new(
+    pub fn new(dtype: DType, sizes: [usize; 3], epilogue: Epilogue, capabilities: &Capabilities) -> Option<Self> {
+        Self::of(OF_16_BITS, dtype, sizes, epilogue, capabilities)
+    }
+
+    /// The same of other kernels.
+    pub fn of(
+        family: Family,
         dtype: DType,
         [rows, columns, inner]: [usize; 3],
         epilogue: Epilogue,
         capabilities: &Capabilities,
     ) -> Option<Self> {
-        let are_few = (2..=MOST).contains(&rows);
+        let are_few = (family.rows.0..=family.rows.1).contains(&rows);
         let are_countable = columns > 0 && inner > 0 && columns.max(inner) <= 1 << 28;
         if !(is_known(dtype, capabilities) && are_few && are_countable && inner.is_multiple_of(wide(dtype))) {
             return None;
         }
-        let mut of = Self { dtype, rows, columns, inner, epilogue, shared: 0 };
+        let mut of = Self { dtype, rows, columns, inner, epilogue, family, shared: 0 };
         let whole = capabilities.shared_beside(0) + RESERVED;
         of.shared = (whole / of.beside() - RESERVED).min(MOST_SLOTS * of.slot());
         (of.shared >= LEAST_SLOTS * of.slot() && of.shared >= of.sums()).then_some(of)
@@ -99,12 +120,19 @@ impl Sizes {
 
     /// Rows of the kernel.
     fn width(&self) -> usize {
-        WIDTHS.into_iter().find(|&width| self.rows <= width).unwrap_or(self.rows)
+        let Family { widths, .. } = self.family;
+        widths.iter().copied().find(|&width| self.rows <= width).unwrap_or(widths[widths.len() - 1])
+    }
+
+    /// Bytes of a step of the weight.
+    #[cfg(test)]
+    pub fn of_weight(&self) -> usize {
+        self.family.of_weight
     }
 
     /// Bytes of a step.
     fn slot(&self) -> usize {
-        (ROWS + self.width()) * LINE
+        self.family.of_weight + self.width() * LINE
     }
 
     /// Bytes of a block's sums: `PITCH` floats of the header for each row.
@@ -129,14 +157,19 @@ impl Sizes {
     /// this one's end, and would gather on those that are free first. Clusters are not packed so densely: they have room for one more.
     fn beside(&self) -> usize {
         let splits = self.splits();
-        (self.clusters() * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1)
+        (self.clusters() * self.tiles() * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1)
+    }
+
+    /// Blocks that have some rows of `x` each.
+    fn tiles(&self) -> usize {
+        self.rows.div_ceil(self.width())
     }
 
     /// The variant of the kernel, and its launch shape.
-    fn launch(&self) -> (String, LaunchConfig) {
+    pub fn launch(&self) -> (String, LaunchConfig) {
         let splits = self.splits();
         let config = LaunchConfig {
-            grid_dim: (self.clusters() as u32, 1, splits as u32),
+            grid_dim: (self.clusters() as u32, self.tiles() as u32, splits as u32),
             block_dim: (THREADS as u32, 1, 1),
             shared_mem_bytes: self.shared as u32,
         };

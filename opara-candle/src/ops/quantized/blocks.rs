@@ -12,32 +12,37 @@ pub(super) struct Format {
     pub bits: usize,
     pub group: usize,
     pub has_minimum: bool,
+    /// Codes are floats (e4m3), and a group's two numbers are the halves of a scale in f32.
+    pub are_floats: bool,
 }
 
 impl Format {
     /// For Q4_0, Q4_1, Q4_K. Codes of 4 bits have no sign, so that Q4_0 needs a minimum.
-    pub const FOUR_AFFINE: Self = Self { bits: 4, group: 32, has_minimum: true };
+    pub const FOUR_AFFINE: Self = Self { bits: 4, group: 32, has_minimum: true, are_floats: false };
     /// For Q5_0, Q8_0.
-    pub const EIGHT: Self = Self { bits: 8, group: 32, has_minimum: false };
+    pub const EIGHT: Self = Self { bits: 8, group: 32, has_minimum: false, are_floats: false };
     /// For Q5_1, Q5_K.
     pub const EIGHT_AFFINE: Self = Self { has_minimum: true, ..Self::EIGHT };
     /// For Q3_K, Q6_K.
-    pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false };
+    pub const SMALL_GROUPS: Self = Self { bits: 8, group: 16, has_minimum: false, are_floats: false };
     /// For Q2_K.
     pub const SMALL_AFFINE: Self = Self { has_minimum: true, ..Self::SMALL_GROUPS };
+    /// For floats of 8 bits.
+    pub const FLOATS: Self = Self { bits: 8, group: 128, has_minimum: false, are_floats: true };
 
-    /// The smallest format that can hold the elements of both.
+    /// The smallest format that can hold the elements of both, which are no floats.
     pub fn with(self, other: Self) -> Self {
         Self {
             bits: self.bits.max(other.bits),
             group: self.group.min(other.group),
             has_minimum: self.has_minimum || other.has_minimum,
+            are_floats: false,
         }
     }
 
     /// Numbers that a group has: a scale, and a minimum if there is one.
     pub fn numbers(self) -> usize {
-        1 + usize::from(self.has_minimum)
+        1 + usize::from(self.has_minimum || self.are_floats)
     }
 
     /// Bytes of so many elements: codes, and the groups' numbers in f16.
@@ -105,6 +110,11 @@ impl Groups {
         let Format { bits, group, .. } = self.format;
         let mut elements = Vec::with_capacity(self.codes.len() * 8 / bits);
         for (codes, [scale, minimum]) in self.codes.chunks_exact(group * bits / 8).zip(self.of_groups()) {
+            if self.format.are_floats {
+                let scale = f32::from_bits(u32::from(scale.to_bits()) | u32::from(minimum.to_bits()) << 16);
+                elements.extend(codes.iter().map(|&code| of_eight_bits(code) * scale));
+                continue;
+            }
             let [scale, minimum] = [scale.to_f32(), minimum.to_f32()];
             let element = |code: i8| f32::from(code).mul_add(scale, minimum);
             match bits {
@@ -219,6 +229,21 @@ impl Groups {
     }
 }
 
+/// The two numbers of a group of floats.
+pub(super) fn halves(scale: f32) -> [f16; 2] {
+    let bits = scale.to_bits();
+    [f16::from_bits(bits as u16), f16::from_bits((bits >> 16) as u16)]
+}
+
+/// The float that 8 bits stand for: exponent and mantissa have other places in one of 32 bits, whose exponents begin 120 lower.
+fn of_eight_bits(code: u8) -> f32 {
+    let [sign, others] = [u32::from(code & 0x80) << 24, u32::from(code & 0x7f) << 20];
+    match others >> 20 {
+        0x7f => f32::NAN,
+        _ => f32::from_bits(sign | others) * 120f32.exp2(),
+    }
+}
+
 /// 32 codes of 4 bits.
 fn four_bits(codes: &[u8]) -> impl Iterator<Item = i8> + '_ {
     codes.iter().map(|code| (code & 15) as i8).chain(codes.iter().map(|code| (code >> 4) as i8))
@@ -301,6 +326,20 @@ mod tests {
             let joined = Groups::joined(parts);
             assert_eq!((joined.format, joined.elements() == expected), (format, true), "{pair:?}");
             assert_eq!(joined.scales.len(), expected.len() / format.group * format.numbers(), "{pair:?}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn floats_of_eight_bits_are_those_of_candle() -> Result<()> {
+        let codes: Vec<u8> = (0..=255).collect();
+        let expected = Tensor::from_raw_buffer(&codes, candle::DType::F8E4M3, &[256], &Device::Cpu)?;
+        let expected = expected.to_dtype(candle::DType::F32)?.to_vec1::<f32>()?;
+        let scales = [0.37f32, 1e-9].into_iter().flat_map(halves).collect();
+        let got = Groups { format: Format::FLOATS, codes, scales }.elements();
+        for (at, (got, expected)) in got.into_iter().zip(expected).enumerate() {
+            let expected = expected * if at < 128 { 0.37 } else { 1e-9 };
+            assert!(got == expected || got.is_nan() && expected.is_nan(), "code {at}: {got}, not {expected}");
         }
         Ok(())
     }

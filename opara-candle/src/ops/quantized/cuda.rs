@@ -2,17 +2,20 @@
 
 use candle::backend::BackendStorage;
 use candle::cuda_backend::{CudaDType, CudaStorage};
-use candle::{bail, CpuStorage, CustomOp1, DType, Layout, Result, Shape, Tensor};
+use candle::{bail, CpuStorage, CudaDevice, CustomOp1, DType, Layout, Result, Shape, Tensor};
 use cudarc::driver::DeviceRepr;
 use half::{bf16, f16};
 
 use super::blocks::Format;
 use super::launch::{self, Codes, Gemv, Operands};
+use super::warpgroup;
 use super::weight::QuantizedWeight;
 use crate::cuda::driver::kernels::{written, Capabilities};
 use crate::cuda::operator::{begin_wide, elements, launched, takes, with_elements, Call, Kernel};
 use crate::gradient::applied;
-use crate::ops::{Activation, RmsScale};
+use crate::ops::gemv::launch::Epilogue;
+use crate::ops::gemv::warpgroup::Sizes;
+use crate::ops::{rms_norm, Activation, RmsScale};
 
 /// `residual + norm(x) * weightᵀ + bias`, or the gated unit; `None` where other operators have to do it, or have to refuse.
 pub(super) fn product(
@@ -35,22 +38,50 @@ pub(super) fn product(
     if !go_together || !is_together || !takes(x, &[scale, bias, residual]) {
         return Ok(None);
     }
-    let rows = x.elem_count() / inner.max(1);
-    let capabilities = Capabilities::of(x.device().as_cuda_device()?, code)?;
-    let of = Gemv::new(x.dtype(), weight.format, [rows, columns, inner], gate, &capabilities);
+    let sizes = [x.elem_count() / inner.max(1), columns, inner];
+    let (device, contiguous) =
+        (x.device().as_cuda_device()?, |of: Option<&Tensor>| of.map(Tensor::contiguous).transpose());
+    let epilogue = gate.map_or(Epilogue::Added(Activation::None), Epilogue::Gated);
+    let on_warpgroups =
+        warpgroup::sizes(weight.format, x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
+    let eps = norm.map_or(0., |(_, eps)| eps);
+    if let Some(of) = on_warpgroups {
+        let x = x.contiguous()?;
+        // A norm's result is new memory, which begins at such a multiple.
+        if begin_wide([&weight.codes, &weight.scales])? && (norm.is_some() || begin_wide([&x])?) {
+            // A launch of its own: while it runs, the product's kernel asks for codes.
+            let x = norm.map_or(Ok(x.clone()), |(scale, eps)| rms_norm(&x, scale, eps))?;
+            let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
+            let few = Few { of: Way::Warpgroups(of), eps, weight: weight.clone(), scale: None, bias, residual };
+            return launched(few, &x, shape).map(Some);
+        }
+    }
+    let of = Gemv::new(x.dtype(), weight.format, sizes, gate, &Capabilities::of(device, code)?);
     let Some(of) = of else { return Ok(None) };
-    let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
     if !begin_wide([Some(&x), Some(&weight.codes), Some(&weight.scales), scale.as_ref()].into_iter().flatten())? {
         return Ok(None);
     }
-    let eps = norm.map_or(0., |(_, eps)| eps);
     let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
-    launched(Few { of, eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+    launched(Few { of: Way::Codes(of), eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+}
+
+/// Are there kernels for products of floats of 8 bits with rows of this type?
+pub(super) fn multiplies_floats(dtype: DType, device: &CudaDevice) -> Result<bool> {
+    let (sizes, epilogue) = ([1, Format::FLOATS.group, Format::FLOATS.group], Epilogue::Added(Activation::None));
+    let capabilities = Capabilities::of(device, warpgroup::CODE)?;
+    Ok(warpgroup::sizes(Format::FLOATS, dtype, sizes, epilogue, &capabilities).is_some())
+}
+
+/// Which kernels compute a product.
+enum Way {
+    /// Those that multiply codes.
+    Codes(Gemv),
+    Warpgroups(Sizes),
 }
 
 struct Few {
-    of: Gemv,
+    of: Way,
     eps: f32,
     weight: QuantizedWeight,
     scale: Option<Tensor>,
@@ -66,7 +97,11 @@ impl Kernel for Few {
             let operands = [self.scale.as_ref(), self.bias.as_ref(), self.residual.as_ref()];
             with_elements(operands, |[norm, bias, residual]| {
                 let (norm, bias, residual) = (norm.as_ref(), bias.as_ref(), residual.as_ref());
-                launch::gemv(device, &self.of, &x, &Operands { norm, eps: self.eps, weight, bias, residual }, y)
+                let operands = Operands { norm, eps: self.eps, weight, bias, residual };
+                match &self.of {
+                    Way::Codes(of) => launch::gemv(device, of, &x, &operands, y),
+                    Way::Warpgroups(of) => warpgroup::product(device, of, self.weight.format, &x, &operands, y),
+                }
             })
         })
     }

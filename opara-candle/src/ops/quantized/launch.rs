@@ -102,7 +102,7 @@ impl Gemv {
     ) -> Option<Self> {
         let is_some = code(dtype).is_some() && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
-        if !is_some || !are_countable || rows > FEW || !inner.is_multiple_of(32) {
+        if !is_some || !are_countable || rows > FEW || !inner.is_multiple_of(32) || format.are_floats {
             return None;
         }
         // What eight rows have no room for, fewer do not do either: the bits of a row do not depend on how many there are from two on.
@@ -220,8 +220,12 @@ impl Gemv {
 }
 
 /// A format's name in the names of kernels.
-fn name(format: Format) -> String {
-    let kind = if format.has_minimum { "affine" } else { "symmetric" };
+pub(super) fn name(format: Format) -> String {
+    let kind = match (format.are_floats, format.has_minimum) {
+        (true, _) => "floats",
+        (false, true) => "affine",
+        (false, false) => "symmetric",
+    };
     format!("{}_{}_{kind}", format.bits, format.group)
 }
 
@@ -250,7 +254,7 @@ pub(super) struct Codes<'a> {
 
 impl Codes<'_> {
     /// Codes and scales of so many elements.
-    fn of(format: Format, elements: usize) -> (usize, usize) {
+    pub fn of(format: Format, elements: usize) -> (usize, usize) {
         (elements * format.bits / 8, elements / format.group * format.numbers())
     }
 }

@@ -7,6 +7,8 @@ mod cuda;
 pub(super) mod launch;
 #[cfg(feature = "cuda")]
 pub(super) mod of_blocks;
+#[cfg(feature = "cuda")]
+pub(super) mod warpgroup;
 mod weight;
 
 #[cfg(test)]
@@ -26,6 +28,10 @@ use crate::cpu::record::apply;
 /// On a GPU, up to eight rows of `x` are one launch, which reads the codes once. It rounds each group of 32 neighbours of `norm(x)` to
 /// 8 bits, with a scale for each group, and sums products of integers, as llama.cpp does. A group with an infinity or NaN makes its row
 /// NaN. More rows, and the CPU, multiply with the weight in the type of `x`.
+///
+/// On Hopper in f16 and bf16, two to 256 rows are a norm, and a launch in which codes become elements of that type on their way to the tensor
+/// cores. So the weight is not expanded in memory, and `x` keeps its bits. A row's result does not depend on how many there are. This
+/// needs rows of a length that 64 divides, of 8-bit floats 128. One row of those has the same kernel.
 ///
 /// ```
 /// # use candle::quantized::{GgmlDType, QTensor};

@@ -4,20 +4,22 @@ use candle::quantized::{GgmlDType, QTensor};
 use candle::{bail, DType, Device, Result, Tensor};
 use half::f16;
 
-use super::blocks::{self, Format, Groups};
+use super::blocks::{self, halves, Format, Groups};
 
 /// A weight `(rows, columns)` whose elements are `scale * code`, or `scale * code + minimum`, with codes of 4 or 8 bits, and a scale and
 /// a minimum in f16 for each group of 32 or 16 neighbours of a row.
 ///
 /// GGUF's types Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and Q2_K to Q6_K become this without a change of their codes. An element takes 5 bits
 /// for those of 4 bits, 8.5 for Q5_0 and Q8_0, 10 for Q2_K, and 9 for the others.
+///
+/// Codes may be floats of 8 bits, too ([`of_floats`](Self::of_floats)), with a scale in f32 for each 128 neighbours: 8.25 bits an element.
 #[derive(Debug, Clone)]
 pub struct QuantizedWeight {
     pub(super) format: Format,
     /// `(rows, columns * bits / 8)` of u8. Of each 32 codes of 4 bits, byte `i` has code `i` in its lower half and `i + 16` in its upper
-    /// half. Codes of 8 bits are signed.
+    /// half. Codes of 8 bits are signed, or floats.
     pub(super) codes: Tensor,
-    /// `(rows, columns / group, 1 or 2)` of f16: a scale, and a minimum if the format has one.
+    /// `(rows, columns / group, 1 or 2)` of f16: a scale, and a minimum if the format has one. Of floats, the halves of a scale in f32.
     pub(super) scales: Tensor,
 }
 
@@ -51,6 +53,73 @@ impl QuantizedWeight {
             codes: Tensor::from_vec(codes, (rows, columns * format.bits / 8), device)?,
             scales: Tensor::from_vec(scales, (rows, columns / format.group, format.numbers()), device)?,
         })
+    }
+
+    /// One weight of the rows of several, in their order, whose elements are floats of 8 bits (e4m3) times a scale: of each, the floats'
+    /// bytes `(rows, columns)` of u8, and `(rows, columns / 128)` of f32, a scale for each 128 neighbours of a row.
+    ///
+    /// ```
+    /// # use candle::{DType, Device::Cpu, Tensor};
+    /// # use opara_candle::ops::QuantizedWeight;
+    /// let ones = Tensor::full(0x38u8, (2, 256), &Cpu)?;
+    /// let scales = Tensor::new(&[[0.5f32, 2.], [1., 3.]], &Cpu)?;
+    /// let weight = QuantizedWeight::of_floats(&[(&ones, &scales)], &Cpu)?;
+    /// assert_eq!(weight.dequantize(DType::F32)?.get(0)?.sum_all()?.to_scalar::<f32>()?, 320.);
+    /// # Ok::<(), candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Shapes or types that do not agree, rows that 128 does not divide; no memory left.
+    pub fn of_floats(weights: &[(&Tensor, &Tensor)], device: &Device) -> Result<Self> {
+        let format = Format::FLOATS;
+        let mut all = Vec::with_capacity(weights.len());
+        for (floats, scales) in weights {
+            let (rows, columns) = floats.dims2()?;
+            let groups = columns / format.group;
+            if floats.dtype() != DType::U8 || !columns.is_multiple_of(format.group) || scales.dims() != [rows, groups] {
+                bail!(
+                    "floats of 8 bits are bytes (u8) with a scale for each {} neighbours, not {:?} of {:?} with scales {:?}",
+                    format.group,
+                    floats.dims(),
+                    floats.dtype(),
+                    scales.dims()
+                )
+            }
+            let halves = scales.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?.into_iter().flat_map(halves);
+            let scales = Tensor::from_iter(halves, &Device::Cpu)?.reshape((rows, groups, 2))?.to_device(device)?;
+            all.push(Self { format, codes: floats.to_device(device)?, scales });
+        }
+        Self::joined(&all.iter().collect::<Vec<_>>())
+    }
+
+    /// One weight of the rows of several, in their order, of one format.
+    ///
+    /// # Errors
+    /// Weights of different formats or lengths of rows, or none; no memory left.
+    pub fn joined(weights: &[&Self]) -> Result<Self> {
+        let Some(first) = weights.first() else { bail!("no quantised weights were given") };
+        if weights.iter().any(|weight| weight.format != first.format) {
+            bail!("quantised weights of different formats have no common one")
+        }
+        if weights.len() == 1 {
+            return Ok((*first).clone());
+        }
+        let all =
+            |of: fn(&Self) -> &Tensor| Tensor::cat(&weights.iter().map(|weight| of(weight)).collect::<Vec<_>>(), 0);
+        Ok(Self { format: first.format, codes: all(|weight| &weight.codes)?, scales: all(|weight| &weight.scales)? })
+    }
+
+    /// Are there kernels for products of floats of 8 bits with rows of this type? On other devices they are expanded at each product.
+    ///
+    /// # Errors
+    /// A failed driver call.
+    pub fn multiplies_floats(dtype: DType, device: &Device) -> Result<bool> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = device {
+            return super::cuda::multiplies_floats(dtype, device);
+        }
+        let _ = (dtype, device);
+        Ok(false)
     }
 
     /// The weight whose rows are blocks of a type: `bytes` is `(rows, bytes of a row)`. On a GPU, launches alone make it, so that a
