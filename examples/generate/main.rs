@@ -117,8 +117,8 @@ fn run() -> Result<()> {
     let requests: Vec<_> =
         (0..options.batch as u64).map(|at| Request { sampling: sampling(at), ..request.clone() }).collect();
     let engine = |builder| {
-        let (slots, prompts) = (options.batch, options.batch);
-        Engine::new(model.clone(), EngineOptions { slots, prompts, builder, ..EngineOptions::default() })
+        let (slots, parts) = (options.batch, options.batch);
+        Engine::new(model.clone(), EngineOptions { slots, parts, builder, ..EngineOptions::default() })
     };
     let mut fast = engine(Some(options.builder()))?;
 

@@ -97,9 +97,9 @@ pub struct Options {
     pub slots: usize,
     /// Parts of prompts that are always read together, at most as many as slots. Together is faster if that many always wait, or prompts are
     /// long, and slower if a short one comes at a time. A text's roundings depend on the number, not on the other prompts.
-    pub prompts: usize,
+    pub parts: usize,
     /// Parts of prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is
-    /// made: one of each prompt that waits, not of [`prompts`](Self::prompts) alone, and then further ones of each.
+    /// made: one of each prompt that waits, not of [`parts`](Self::parts) alone, and then further ones of each.
     pub most_parts: usize,
     /// Pages of [`PAGE`] tokens for all texts, at least as many as the longest one takes. Default: for that many texts
     /// of the longest context as there are slots. A model whose memory is not in pages has no use for it.
@@ -109,19 +109,19 @@ pub struct Options {
 }
 
 impl Options {
-    fn parts(&self, model: &impl TextModel) -> Parts {
-        Parts::of(model, self.slots.max(1), self.prompts, self.most_parts)
+    fn parts_of(&self, model: &impl TextModel) -> Parts {
+        Parts::of(model, self.slots.max(1), self.parts, self.most_parts)
     }
 
     /// Pages that an engine of this model has besides [`pages`](Self::pages): building graphs reads prompts into them.
     pub fn own_pages(&self, model: &impl TextModel) -> usize {
-        model.pages().map_or(0, |_| self.parts(model).at_once() * model.part().div_ceil(PAGE))
+        model.pages().map_or(0, |_| self.parts_of(model).at_once() * model.part().div_ceil(PAGE))
     }
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { slots: 1, prompts: 1, most_parts: 1, pages: None, builder: None }
+        Self { slots: 1, parts: 1, most_parts: 1, pages: None, builder: None }
     }
 }
 
@@ -143,7 +143,7 @@ impl<M: TextModel> Engine<M> {
     /// [`TextError::FewPages`]; no memory left.
     pub fn new(model: Arc<M>, options: Options) -> Result<Self> {
         let slots = options.slots.max(1);
-        let parts = options.parts(&*model);
+        let parts = options.parts_of(&*model);
         let needed = model.pages().unwrap_or(0);
         let pages = options.pages.filter(|_| needed > 0).unwrap_or(slots * needed);
         if pages < needed {
@@ -232,7 +232,7 @@ impl<M: TextModel> Engine<M> {
         is_gone || self.live() < before
     }
 
-    /// Reads a part of one prompt, of [several](Options::prompts), or [several parts](Options::most_parts), if there are any to read, and adds
+    /// Reads a part of one prompt, of [several](Options::parts), or [several parts](Options::most_parts), if there are any to read, and adds
     /// tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. It ends before that if
     /// `returns` says so, for a request that waits or for a text to cancel: after each token it is told how many slots are free.
     ///

@@ -62,9 +62,9 @@ fn message<T>(result: Result<T>) -> String {
 }
 
 /// An engine for so many inputs at once.
-fn engine(model: &Arc<T5>, slots: usize, prompts: usize, builder: Option<Builder>) -> Engine<Texts> {
+fn engine(model: &Arc<T5>, slots: usize, parts: usize, builder: Option<Builder>) -> Engine<Texts> {
     let texts = Texts::new(model.clone(), 40, 40).expect("there are as many positions");
-    Engine::new(Arc::new(texts), Options { slots, prompts, builder, ..Options::default() }).expect("there is memory")
+    Engine::new(Arc::new(texts), Options { slots, parts, builder, ..Options::default() }).expect("there is memory")
 }
 
 /// Requests for outputs of up to so many tokens, for the inputs' tokens that a mask shows.
@@ -129,9 +129,9 @@ fn generated_tokens_match_transformers() -> Result<()> {
         let outputs = expected.generated(&config)?;
         assert_eq!(outputs.iter().any(|output| output.len() < 40), name == "gelu-untied", "one ends early");
         let requests = requests(&ids, &mask, &config, 40)?;
-        for (slots, prompts) in [(1, 1), (2, 2), (3, 2), (3, 1)] {
-            let mut eager = engine(&model, slots, prompts, None);
-            assert_eq!(eager.generate(&requests, |_, _| ()).expect("outputs"), outputs, "{name}, {prompts} of {slots}");
+        for (slots, parts) in [(1, 1), (2, 2), (3, 2), (3, 1)] {
+            let mut eager = engine(&model, slots, parts, None);
+            assert_eq!(eager.generate(&requests, |_, _| ()).expect("outputs"), outputs, "{name}, {parts} of {slots}");
         }
         let mut replayed = engine(&model, 2, 2, Some(strict()));
         for _ in 0..2 {

@@ -35,7 +35,7 @@ impl<M: TextModel> Engine<M> {
     /// use opara_models::engine::{Engine, Options, Request};
     ///
     /// let model = Decoder::load(opara_weights::seeded(7, DType::F32, &Cpu), &Config::tiny(), 64)?;
-    /// let mut engine = Engine::new(Arc::new(model), Options { slots: 2, prompts: 2, ..Options::default() })?;
+    /// let mut engine = Engine::new(Arc::new(model), Options { slots: 2, parts: 2, ..Options::default() })?;
     /// let requests = [vec![5, 6, 7], vec![8, 9]].map(|prompt| Request { prompt, most: 10, ..Request::default() });
     /// let texts = engine.generate(&requests, |index, token| println!("{index}: {token}"))?;
     /// assert_eq!(texts[1].len(), 10);

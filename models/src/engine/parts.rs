@@ -14,9 +14,9 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// The numbers for a model with `slots` slots: `prompts` parts together, or up to `most`.
-    pub fn of(model: &impl TextModel, slots: usize, prompts: usize, most: usize) -> Self {
-        let together = prompts.clamp(1, slots.max(1));
+    /// The numbers for a model with `slots` slots: `parts` together, or up to `most`.
+    pub fn of(model: &impl TextModel, slots: usize, parts: usize, most: usize) -> Self {
+        let together = parts.clamp(1, slots.max(1));
         let of_text = model.pages().map_or(1, |pages| (pages * PAGE).div_ceil(model.part().max(1)));
         // No more than all texts have.
         let most = if model.device().is_cuda() && model.pages().is_some() { most.min(slots * of_text) } else { 1 };

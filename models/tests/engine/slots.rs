@@ -107,7 +107,7 @@ fn a_text_leaves_nothing_to_the_next_one_in_its_slot() {
     }
     // Beside it, where both prompts are read together.
     let mut engine =
-        engine(&model, Options { slots: 2, prompts: 2, builder: Some(OparaExecutor::builder()), ..Options::default() });
+        engine(&model, Options { slots: 2, parts: 2, builder: Some(OparaExecutor::builder()), ..Options::default() });
     for (text, expected) in &texts {
         let mut told = Vec::new();
         let both = [strange.clone(), text.clone()];
@@ -180,7 +180,7 @@ fn what_a_part_is_filled_up_with_is_not_seen() {
         assert!(!expected.contains(&0), "{expected:?}");
         assert_eq!(of(&strange), expected, "behind {n} tokens");
         let of = |model: &Arc<Decoder>| {
-            let mut engine = engine(model, Options { slots: 2, prompts: 2, ..Options::default() });
+            let mut engine = engine(model, Options { slots: 2, parts: 2, ..Options::default() });
             let beside = Request { prompt: vec![3; 129], ..text.clone() };
             engine.generate(&[text.clone(), beside], |_, _| ()).expect("texts").swap_remove(0)
         };

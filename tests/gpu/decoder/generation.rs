@@ -46,7 +46,7 @@ pub fn configs() -> Vec<(&'static str, Config)> {
 /// Engines that write as many texts at once, of prompts that are read together: by executors, and eagerly.
 pub fn engines(model: &Arc<Decoder>, texts: usize) -> Result<[Engine<Decoder>; 2]> {
     let engine =
-        |builder| Engine::new(model.clone(), Options { slots: texts, prompts: texts, builder, ..Options::default() });
+        |builder| Engine::new(model.clone(), Options { slots: texts, parts: texts, builder, ..Options::default() });
     Ok([engine(Some(OparaExecutor::builder()))?, engine(None)?])
 }
 
