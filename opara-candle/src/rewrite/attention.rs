@@ -24,8 +24,10 @@ pub(super) fn attention(of: &mut Evaluation, node: &Node, scores: &Scores) -> Re
         let factor = of.operand(&one, &[])?.to_dtype(q.dtype())?;
         q = if *is_divisor { q.broadcast_div(&factor)? } else { q.broadcast_mul(&factor)? };
     }
+    // Who reads heads one after the other gets them so, rather than a copy.
+    let by_heads = of.is_read_in_order(node);
     let (bias, of) = said(of, masks, scores, [&q, &k])?;
-    ops::attention_of_scores([&q, &k, &v?], bias.as_ref(), &of)
+    ops::attention_of_scores([&q, &k, &v?], bias.as_ref(), &ops::Scores { by_heads, ..of })
 }
 
 /// The masks of queries and keys as one tensor, and what becomes of their products.
@@ -46,6 +48,7 @@ pub(super) fn said(
         cap: scores.cap.map(f64::from),
         bias: does(&scores.masks),
         in_f32: scores.in_f32 && dtype == DType::F32,
+        by_heads: false,
     };
     Ok((bias, of))
 }

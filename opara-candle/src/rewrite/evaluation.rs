@@ -3,7 +3,7 @@
 use candle::{bail, DType, Device, Result, Tensor};
 use hashbrown::HashMap;
 use opara_plan::rewrite::{strides_over, Graph, Mask, Node, Operand, Value};
-use opara_plan::trace::{Dim, Element};
+use opara_plan::trace::{is_contiguous, Dim, Element};
 
 use super::joined::Joined;
 use super::strided::{shaped, view};
@@ -176,6 +176,14 @@ impl<'a> Evaluation<'a> {
         let tensor = self.numbers.of(tensor)?;
         self.known.insert(value, tensor.clone());
         Ok(tensor)
+    }
+
+    /// Whether all nodes that read a node's results read them in their order, as who reads an output does.
+    pub fn is_read_in_order(&self, node: &Node) -> bool {
+        let (nodes, live) = (&self.graph.nodes, self.graph.live());
+        let Some(at) = nodes.iter().position(|other| std::ptr::eq(other, node)) else { return false };
+        let mut readers = nodes.iter().zip(live).filter(|(_, is_live)| *is_live).flat_map(|(node, _)| &node.operands);
+        readers.all(|operand| operand.value != Value::Node(at) || is_contiguous(&operand.dims))
     }
 
     /// A vector that depends on weights alone, in f32 without the rounding in between.

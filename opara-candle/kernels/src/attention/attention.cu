@@ -384,8 +384,8 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
 #define ATTENTION(DIM, T, B, IN_F32, NAME)                                                                             \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T)) opara_attention_##NAME(                      \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
-        unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
-        const T *v, const B *b, T *y, unsigned does, float cap) {                                                      \
+        unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b),             \
+        const T *q, const T *k, const T *v, const B *b, T *y, unsigned does, float cap) {                              \
         const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, does, cap, OF_HEAD);                                \
         if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD, does, cap);                    \
     }

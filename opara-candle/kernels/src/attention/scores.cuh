@@ -178,11 +178,12 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
     }
 }
 
-// The arguments for this block's head. y is (batch, queries, heads, of_values). The bias is added to the scores unless it is
-// null. `sharing` heads of queries have the same keys and values.
+// The arguments for this block's head. y is (batch, queries, heads, of_values), or if `y_pitch` is `of_values` (batch, heads, queries,
+// of_values). The bias is added to the scores unless it is null. `sharing` heads of queries have the same keys and values.
 #define STRIDES(X) unsigned X##_batch, unsigned X##_head, unsigned X##_token
 #define HEAD(X, HEADS) X + (size_t)blockIdx.z * X##_batch + (size_t)(blockIdx.y / HEADS) * X##_head
 #define OF_HEAD                                                                                                        \
     {HEAD(q, 1), queries, q_token, of_keys}, {HEAD(k, sharing), keys, k_token, of_keys},                               \
         {HEAD(v, sharing), keys, v_token, of_values}, b ? HEAD(b, 1) : nullptr, b_token,                               \
-        y + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, heads *of_values
+        y + (y_pitch == of_values ? ((size_t)blockIdx.z * heads + blockIdx.y) * queries                                \
+                                  : (size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, y_pitch

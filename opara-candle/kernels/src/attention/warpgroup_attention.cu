@@ -226,8 +226,9 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
     extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, HAS_BIAS))                                  \
         opara_attention_warpgroups_##NAME(                                                                             \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
-        unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), const T *q, const T *k,       \
-        const T *v, const T *b, T *y, unsigned does, unsigned t_batch, unsigned t_head, const unsigned char *tiles) {  \
+        unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b),             \
+        const T *q, const T *k, const T *v, const T *b, T *y, unsigned does, unsigned t_batch, unsigned t_head,        \
+        const unsigned char *tiles) {                                                                                  \
         const unsigned char *const kinds = tiles ? tiles + blockIdx.z * t_batch + blockIdx.y * t_head : nullptr;       \
         const unsigned wrong = attention<DIM, GROUPS, HAS_BIAS, T>(kinds, scale, OF_HEAD);                             \
         if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, scale, OF_HEAD, does, 0);                      \

@@ -19,7 +19,7 @@ pub(super) fn attention(
     bias: Option<&Tensor>,
     scale: f64,
 ) -> Result<Option<Tensor>> {
-    attention_of_scores(q, k, v, bias, &Scores { scale, cap: None, bias: Bias::Added, in_f32: false })
+    attention_of_scores(q, k, v, bias, &Scores { scale, cap: None, bias: Bias::Added, in_f32: false, by_heads: false })
 }
 
 /// Attention in one kernel. `q`, `k` and `v` are `(batch, heads, tokens, dim)`, where heads of `q` may share one of `k` and `v`, and rows of
@@ -32,8 +32,8 @@ pub(super) fn attention_of_scores(
     bias: Option<&Tensor>,
     of: &Scores,
 ) -> Result<Option<Tensor>> {
-    let &Scores { scale, cap, bias: does, in_f32 } = of;
-    let scores = OfLaunch { scale: scale as f32, cap: cap.map_or(0., |cap| cap as f32), bias: does, in_f32 };
+    let &Scores { scale, cap, bias: does, in_f32, by_heads } = of;
+    let scores = OfLaunch { scale: scale as f32, cap: cap.map_or(0., |cap| cap as f32), bias: does, in_f32, by_heads };
     let ((batch, heads, queries, dim), (_, of_keys, keys, _)) = (q.dims4()?, k.dims4()?);
     let of_values = v.dim(3)?;
     let agree = k.dims() == [batch, of_keys, keys, dim]
@@ -76,7 +76,10 @@ pub(super) fn attention_of_scores(
         }
     }
     let kernel = Attention { of_q, k, v, bias, scores };
-    launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some)
+    match by_heads {
+        true => launched(kernel, &q, (batch, heads, queries, of_values)).map(Some),
+        false => launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some),
+    }
 }
 
 /// Broadcasts the bias to the shape of the scores. Returns it with its strides over batches, heads and queries; `None`

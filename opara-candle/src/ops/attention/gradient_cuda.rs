@@ -23,7 +23,12 @@ pub(super) fn gradients(
     scale: f64,
     results: [&Tensor; 2],
 ) -> Result<Option<Gradients>> {
-    gradients_of_scores(operands, bias, &Scores { scale, cap: None, bias: Bias::Added, in_f32: false }, results)
+    gradients_of_scores(
+        operands,
+        bias,
+        &Scores { scale, cap: None, bias: Bias::Added, in_f32: false, by_heads: false },
+        results,
+    )
 }
 
 /// The gradients of queries, keys and values by result and gradient, each `(batch, heads, tokens, size)`. The bias gets none. `None` if the

@@ -12,7 +12,7 @@ kernels! {
     /// Attention of many queries; queries of `sharing` heads share keys and values.
     Attention<T, B> = "opara_attention_" for [f16 bf16 f32] needs [TensorCores] {
         batch: host, kv_heads: host, of_bias_row: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
-        of_values: u32, scale: f32,
+        of_values: u32, y_pitch: u32, scale: f32,
         of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
         q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
         k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
@@ -25,7 +25,7 @@ kernels! {
     /// The same on warpgroups.
     Warpgroups<T, B> = "opara_attention_warpgroups_" for [f16 bf16] needs [Warpgroups] {
         batch: host, kv_heads: host, of_bias_row: host, of_all_tiles: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
-        of_values: u32, scale: f32,
+        of_values: u32, y_pitch: u32, scale: f32,
         of_q: u32 [3], of_k: u32 [3], of_v: u32 [3], of_bias: u32 [3],
         q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
         k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
@@ -66,6 +66,8 @@ pub(super) struct OfLaunch {
     pub bias: Bias,
     /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
     pub in_f32: bool,
+    /// Whether `y` is `(batch, heads, queries, size of v)`.
+    pub by_heads: bool,
 }
 
 /// Is there a kernel for heads of these sizes, of queries and keys and of values, that runs on the device?
@@ -104,7 +106,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
     (!Attention::<(), ()>::runs_on(of)).then_some(said)
 }
 
-/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, size)`, into `y` as `(batch, queries, heads, size of v)`. `k` and `v` may
+/// Attention of `q`, `k` and `v`, each `(batch, heads, tokens, size)`, into `y` as `(batch, queries, heads, size of v)`, or by heads. `k` and `v` may
 /// have a fraction of the heads. The bias comes with its strides over batches, heads and queries.
 ///
 /// # Errors
@@ -112,7 +114,7 @@ fn lacking(of: &Capabilities) -> Option<String> {
 pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     device: &CudaDevice,
     dtype: DType,
-    OfLaunch { scale, cap, bias: does, in_f32 }: OfLaunch,
+    OfLaunch { scale, cap, bias: does, in_f32, by_heads }: OfLaunch,
     [q, k, v]: [(&CudaView<T>, HeadRows); 3],
     bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
@@ -148,6 +150,7 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
                 sharing: heads / kv_heads,
                 of_keys,
                 of_values,
+                y_pitch: if by_heads { of_values } else { heads * of_values },
                 scale,
                 of_q: q.1.strides(),
                 of_k: k.1.strides(),

@@ -11,6 +11,8 @@ pub(crate) struct Scores {
     pub bias: Bias,
     /// Whether 16-bit operands are as if they were converted to f32, and the result back. The bias is in f32 then.
     pub in_f32: bool,
+    /// Whether a head's results lie one after the other, and not all heads' of a query: for who reads them so.
+    pub by_heads: bool,
 }
 
 /// What a bias does to scores.

@@ -109,7 +109,7 @@ mod tests {
             for (name, sees) in biases {
                 let all = (0..queries * keys).map(|at| sees(at / keys, at % keys));
                 let bias = Tensor::from_iter(all, &device)?.reshape((1, 1, queries, keys))?.to_dtype(dtype)?;
-                let scores = Scores { scale: 0.125, cap: None, bias: Bias::Added, in_f32: false };
+                let scores = Scores { scale: 0.125, cap: None, bias: Bias::Added, in_f32: false, by_heads: false };
                 let shape = (batch, heads, queries, keys);
                 let looked = attention_of_scores([&q, &k, &v], Some(&bias.broadcast_as(shape)?), &scores)?;
                 let apart = bias.broadcast_as(shape)?.contiguous()?;
