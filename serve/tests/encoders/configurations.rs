@@ -44,6 +44,8 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("jina", json!({"feed_forward_type": "original"}), "feed_forward_type"),
         ("jina", json!({"architectures": ["BertForSequenceClassification"]}), "head that is not known"),
         ("t5", json!({"feed_forward_proj": "gated-tanh"}), "feed_forward_proj"),
+        ("t5", json!({"feed_forward_proj": "gelu", "dense_act_fn": "gelu"}), "feed_forward_proj"),
+        ("t5", json!({"feed_forward_proj": "swish", "dense_act_fn": "swish"}), "feed_forward_proj"),
         ("t5", json!({"dense_act_fn": "gelu"}), "dense_act_fn"),
         ("t5", json!({"is_gated_act": true}), "is_gated_act"),
         ("t5", json!({"is_decoder": true}), "`is_decoder` (true)"),

@@ -107,6 +107,10 @@ fn feed_forward(fields: &Fields<&Value>, default: &str) -> Result<ActivationWith
         let known = FUNCTIONS.map(|(name, _)| name).join(", ");
         return Err(fields.unsound(NAME, format!("is {name:?}: {known} are known, and gated- before them")));
     };
+    // Without a gate the module computes this one, whatever its configuration says.
+    if !gated && activation != Activation::Relu {
+        return Err(fields.unsound(NAME, format!("is {name:?}: without a gate candle's module has relu alone")));
+    }
     // What transformers makes of the name, and saves beside it.
     if let Some(other) = fields.text("dense_act_fn")?.filter(|&other| other != function) {
         return Err(fields.unsound("dense_act_fn", format!("is {other:?}, and `{NAME}` is {name:?}")));
