@@ -38,6 +38,13 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("qwen3", json!({"use_sliding_window": true}), "use_sliding_window"),
         ("qwen3", json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4}}), "yarn"),
         ("qwen3", json!({"is_causal": false}), "is_causal"),
+        ("qwen2", json!({"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}), "set `is_causal`"),
+        ("qwen3", json!({"auto_map": {"AutoModel": "a/b--own.Model", "AutoConfig": null}}), "set `is_causal`"),
+        (
+            "qwen3_reranker",
+            json!({"auto_map": {"AutoModelForSequenceClassification": "own.Model"}}),
+            "set `is_causal`",
+        ),
         ("roberta", json!({"pad_token_id": 60}), "max_position_embeddings"),
         ("roberta", json!({"hidden_act": "silu"}), "hidden_act"),
         ("albert", json!({"num_hidden_groups": 2}), "`num_hidden_groups` (2)"),
@@ -79,6 +86,28 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
     ] {
         let error = refusal(name, &fields)?;
         assert!(error.contains(words), "{name} {fields}: {error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn code_of_a_checkpoint_says_whether_tokens_see_those_behind_them() -> Result<()> {
+    let own = json!({"AutoModel": "modeling_qwen.Qwen2Model"});
+    let causal = json!({"AutoModelForCausalLM": "own.Model", "AutoTokenizer": ["own.Tokenizer", null]});
+    for (map, is_causal, allows) in [
+        (&own, json!(true), false),
+        (&own, json!(false), false),
+        (&own, Value::Null, true),
+        (&causal, Value::Null, false),
+        (&Value::Null, Value::Null, false),
+    ] {
+        let case = Case::read("qwen2")?;
+        let folder = case.folder()?;
+        let mut config = case.config.clone();
+        (config["auto_map"], config["is_causal"]) = (map.clone(), is_causal.clone());
+        put(&folder, "config.json", &config)?;
+        let error = TextModel::open_with(folder.path(), allows).err();
+        assert!(error.is_none(), "{map}, {is_causal}: {error:?}");
     }
     Ok(())
 }

@@ -19,6 +19,9 @@ const HARMLESS: Harmless = Harmless {
 
 const ANCHOR: &str = "embed_tokens.weight";
 
+/// Names in `auto_map` of the models that give vectors, or logits of classes.
+const OWN: [&str; 2] = ["AutoModel", "AutoModelForSequenceClassification"];
+
 pub(super) fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
     let named = |act: &Value| match act.as_str()? {
         "silu" | "swish" => Some(Activation::Silu),
@@ -41,6 +44,20 @@ fn refuse_windows(fields: &Fields<&Value>) -> Result<(), WeightsError> {
     }
 }
 
+/// Whether no token sees those behind it. Where the checkpoint has code of its own, that may do otherwise, and nobody runs it here.
+fn is_causal(fields: &Fields<&Value>, unread: Unread) -> Result<bool, WeightsError> {
+    if let Some(is_causal) = fields.flag("is_causal")? {
+        return Ok(is_causal);
+    }
+    let own = fields.get("auto_map").and_then(|map| OWN.iter().find_map(|name| map.get(name)?.as_str()));
+    if let Some(class) = own {
+        let reason =
+            format!("names {class:?}, which is not run and may see later tokens: set `is_causal` to true or false");
+        unread.report(fields.unsound("auto_map", reason))?;
+    }
+    Ok(true)
+}
+
 fn finish(architecture: Architecture) -> Architecture {
     architecture
         .pooled(PoolingMode::LastToken)
@@ -52,7 +69,7 @@ pub(super) fn qwen2(json: &Value, unread: Unread) -> Result<Architecture> {
     let fields = Fields::of(json)?;
     refuse_windows(&fields)?;
     let heads = fields.needed("num_attention_heads")?;
-    let is_causal = fields.flag("is_causal")?.unwrap_or(true);
+    let is_causal = is_causal(&fields, unread)?;
     let config = qwen2::Config {
         vocab_size: fields.needed("vocab_size")?,
         hidden_size: fields.needed("hidden_size")?,
@@ -86,7 +103,7 @@ pub(super) fn qwen3(json: &Value, unread: Unread) -> Result<Architecture> {
     refuse_windows(&fields)?;
     let heads = fields.needed("num_attention_heads")?;
     let hidden_size = fields.needed("hidden_size")?;
-    if fields.flag("is_causal")? == Some(false) {
+    if !is_causal(&fields, unread)? {
         return Err(fields.unsound("is_causal", "is false: candle's module is causal").into());
     }
     let config = qwen3::Config {
