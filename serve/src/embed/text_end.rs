@@ -45,10 +45,11 @@ pub(super) fn put(tokenizer: &mut Tokenizer, token: &str) -> tokenizers::Result<
         return Ok(());
     }
     let id = tokenizer.token_to_id(token).ok_or_else(|| format!("`eos_token` {token:?} is no token"))?;
-    let place = |kind: usize| vec![format!("${}:{kind}", ["A", "B"][kind]), format!("{token}:{kind}")];
+    // All of type 0: the models of such tokenizers have no other.
+    let ended = |text: &str| [format!("{text}:0"), format!("{token}:0")];
     let template = TemplateProcessing::builder()
-        .try_single(place(0))?
-        .try_pair([place(0), place(1)].concat())?
+        .try_single(ended("$A").to_vec())?
+        .try_pair([ended("$A"), ended("$B")].concat())?
         .special_tokens(vec![(token.to_owned(), id)])
         .build()?;
     tokenizer.with_post_processor(Some(template));

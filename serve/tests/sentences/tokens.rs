@@ -1,6 +1,7 @@
 //! How texts become tokens: case, length, and the side that is cut. The ids are those of transformers 5.24.
 
 use anyhow::Result;
+use opara_serve::embed::TextOptions;
 use serde_json::{json, Value};
 
 use super::folder::{tokenizer, Folder};
@@ -89,6 +90,23 @@ fn code_of_a_checkpoint_ends_texts() -> Result<()> {
         let error = of(false, &config).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains(words), "{config}: {error}");
     }
+    Ok(())
+}
+
+/// Architectures that have one type of tokens re-rank pairs, too.
+#[test]
+fn code_of_a_checkpoint_ends_both_texts_of_a_pair() -> Result<()> {
+    let folder = Folder::pooled()?;
+    let mut own = tokenizer(true, false);
+    own["post_processor"] =
+        json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": false, "use_regex": true});
+    folder.json("tokenizer.json", &own)?;
+    let map = json!({"AutoTokenizer": ["tokenization_qwen.Qwen2Tokenizer", null]});
+    folder.json("tokenizer_config.json", &json!({"auto_map": map, "add_eos_token": true, "eos_token": "[MASK]"}))?;
+    let model = folder.open()?;
+    let rows = model.tokenizer().pairs(&[("the".into(), "cat".into())], &TextOptions::default())?;
+    assert_eq!((&rows[0].ids[..], &rows[0].types[..]), (&[5, 4, 7, 4][..], &[][..]));
+    assert_eq!(model.tokenizer().encode(&["the cat"])?, [[5, 7, 4]]);
     Ok(())
 }
 
