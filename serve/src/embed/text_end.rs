@@ -13,9 +13,10 @@ const KNOWN: [&str; 2] = ["tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen
 /// What `tokenizer_config.json` says of it. Code that is not known is refused: nobody runs it here.
 pub(super) fn read(fields: &FileFields) -> Result<Option<String>> {
     let classes = classes(fields.take("auto_map")?.unwrap_or_default());
-    if let Some(other) = classes.iter().find(|class| !KNOWN.iter().any(|known| class.ends_with(known))) {
+    if let Some(other) = classes.iter().find(|class| !is_known(class)) {
         let advice = "code of a checkpoint is not run; pass over it if tokenizer.json says the same";
-        fields.report(&format!("`auto_map` {other:?}"), advice)?;
+        // Where it is passed over, nobody knows whether it reads the fields below.
+        return fields.report(&format!("`auto_map` {other:?}"), advice).map(|()| None);
     }
     let ends = fields.take("add_eos_token")?.unwrap_or(false);
     // Without code of its own transformers 5 reads `tokenizer.json` alone.
@@ -27,6 +28,11 @@ pub(super) fn read(fields: &FileFields) -> Result<Option<String>> {
         Some(token) => Ok(Some(token.to_owned())),
         None => Err(fields.wrong("`add_eos_token` is true, and there is no `eos_token`".into())),
     }
+}
+
+/// Whether a class is known, behind the repository that has its code.
+fn is_known(class: &str) -> bool {
+    KNOWN.contains(&class.split_once("--").map_or(class, |(_, class)| class))
 }
 
 /// The classes of tokenizers in an `auto_map`: an object, or of earlier versions their list alone.

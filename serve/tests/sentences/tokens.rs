@@ -1,7 +1,7 @@
 //! How texts become tokens: case, length, and the side that is cut. The ids are those of transformers 5.24.
 
 use anyhow::Result;
-use opara_serve::embed::TextOptions;
+use opara_serve::embed::{TextModel, TextOptions};
 use serde_json::{json, Value};
 
 use super::folder::{tokenizer, Folder};
@@ -84,6 +84,14 @@ fn code_of_a_checkpoint_ends_texts() -> Result<()> {
     assert_eq!(of(false, &json!({"add_eos_token": true, "eos_token": "[MASK]"}))?, [5, 7]);
     for (config, words) in [
         (json!({"auto_map": {"AutoTokenizer": ["own.Own", null]}}), "`auto_map` \"own.Own\""),
+        (
+            json!({"auto_map": {"AutoTokenizer": ["my_tokenization_qwen.Qwen2Tokenizer", null]}}),
+            "`auto_map` \"my_tokenization_qwen.Qwen2Tokenizer\"",
+        ),
+        (
+            json!({"auto_map": {"AutoTokenizer": ["a/b--tokenization_qwen.Qwen2Tokenizer.Own", null]}}),
+            "`auto_map` \"a/b--tokenization_qwen.Qwen2Tokenizer.Own\"",
+        ),
         (json!({"auto_map": qwen, "add_eos_token": true}), "no `eos_token`"),
         (json!({"auto_map": qwen, "add_eos_token": true, "eos_token": "none"}), "is no token"),
     ] {
@@ -107,6 +115,18 @@ fn code_of_a_checkpoint_ends_both_texts_of_a_pair() -> Result<()> {
     let rows = model.tokenizer().pairs(&[("the".into(), "cat".into())], &TextOptions::default())?;
     assert_eq!((&rows[0].ids[..], &rows[0].types[..]), (&[5, 4, 7, 4][..], &[][..]));
     assert_eq!(model.tokenizer().encode(&["the cat"])?, [[5, 7, 4]]);
+    Ok(())
+}
+
+/// Where it is allowed, `tokenizer.json` alone counts.
+#[test]
+fn unknown_code_of_a_checkpoint_ends_no_texts() -> Result<()> {
+    let folder = Folder::pooled()?;
+    folder.json("tokenizer.json", &tokenizer(true, false))?;
+    let map = json!({"AutoTokenizer": ["own.Own", "tokenization_qwen.Qwen2TokenizerFast"]});
+    folder.json("tokenizer_config.json", &json!({"auto_map": map, "add_eos_token": true, "eos_token": "[MASK]"}))?;
+    let model = TextModel::open_with(folder.path(), true)?;
+    assert_eq!(model.tokenizer().encode(&["the cat"])?, [[5, 7]]);
     Ok(())
 }
 
