@@ -61,6 +61,8 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("t5", json!({"architectures": ["T5ForConditionalGeneration"]}), "no vectors of texts"),
         ("t5", json!({"model_type": "umt5"}), "\"umt5\", and only "),
         ("gte", json!({"rope_parameters": {"rope_type": "yarn", "factor": 4}}), "yarn"),
+        ("gte", json!({"rope_parameters": {"rope_type": "linear"}}), "rope_parameters.factor"),
+        ("gte", json!({"rope_scaling": {"type": "linear", "factor": 2}}), "`rope_scaling`"),
         ("gte", json!({"pack_qkv": false}), "`pack_qkv` (false)"),
         ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.5}}), "mixed_b"),
         ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 0.5}}), "rope_scaling.factor"),
@@ -108,6 +110,32 @@ fn code_of_a_checkpoint_says_whether_tokens_see_those_behind_them() -> Result<()
         put(&folder, "config.json", &config)?;
         let error = TextModel::open_with(folder.path(), allows).err();
         assert!(error.is_none(), "{map}, {is_causal}: {error:?}");
+    }
+    Ok(())
+}
+
+/// Scaling by NTK is a larger base, and positions that are all divided by one number, which transformers calls linear.
+#[test]
+fn positions_are_scaled_as_each_form_says() -> Result<()> {
+    let case = Case::read("gte_new")?;
+    // Heads have 8 elements.
+    let linear = json!({"rope_type": "linear", "rope_theta": 2000., "factor": 2f64.powf(2. / 8.)});
+    let ntk = json!({"type": "ntk", "factor": 2.});
+    for (kind, theta, parameters, scaling) in [
+        ("gte", Value::Null, &linear, &Value::Null),
+        ("gte", Value::Null, &Value::Null, &linear),
+        ("gte", json!(1000.), &linear, &ntk),
+        ("new", json!(1000.), &linear, &ntk),
+        ("new", json!(1000.), &ntk, &Value::Null),
+        ("new", json!(1000.), &json!({}), &ntk),
+    ] {
+        let folder = case.pooled("mean")?;
+        let mut config = case.config.clone();
+        (config["model_type"], config["rope_theta"]) = (json!(kind), theta);
+        (config["rope_parameters"], config["rope_scaling"]) = (parameters.clone(), scaling.clone());
+        put(&folder, "config.json", &config)?;
+        let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
+        assert_close(&together[1], &case.expected[1]["mean"], &format!("{kind}: {parameters}, {scaling}"));
     }
     Ok(())
 }

@@ -1,5 +1,7 @@
 //! Alibaba's GTE, of which Stella of 400M is one: candle's `stella_en_v5`, unchanged.
 
+use std::ops::RangeInclusive;
+
 use candle_nn::{Activation, VarBuilder};
 use candle_transformers::models::stella_en_v5::{Config, EmbedDim, Model, ModelVariant};
 use opara_candle::ops;
@@ -28,6 +30,8 @@ const HARMLESS: Harmless = Harmless {
 /// What files of a whole model have before the names of the encoder's tensors.
 const PREFIXES: [&str; 2] = ["new", "gte"];
 const ANCHOR: &str = "embeddings.word_embeddings.weight";
+/// What bases are sound.
+const BASES: RangeInclusive<f64> = 1.0..=1e12;
 const TYPES: &str = "new.embeddings.token_type_embeddings.weight";
 
 /// Checkpoints that come with code of their own.
@@ -43,15 +47,16 @@ pub(super) fn gte(json: &Value, unread: Unread) -> Result<Architecture> {
 /// `theta` is the base of rotary embeddings where the configuration has none.
 fn read(json: &Value, theta: f64, unread: Unread) -> Result<Architecture> {
     let fields = Fields::of(json)?;
-    let (rope_theta, scaling_factor) = rotary(&fields, theta, unread)?;
+    let (width, heads) = (fields.needed("hidden_size")?, fields.needed("num_attention_heads")?);
+    let (rope_theta, scaling_factor) = rotary(&fields, theta, width / heads, unread)?;
     let types = fields.parsed("type_vocab_size", "a number", Value::as_u64)?.unwrap_or(1) as usize;
     let config = Config {
         variant: ModelVariant::Small,
         vocab_size: fields.needed("vocab_size")?,
-        hidden_size: fields.needed("hidden_size")?,
+        hidden_size: width,
         intermediate_size: fields.needed("intermediate_size")?,
         num_hidden_layers: fields.needed("num_hidden_layers")?,
-        num_attention_heads: fields.needed("num_attention_heads")?,
+        num_attention_heads: heads,
         max_position_embeddings: fields.needed("max_position_embeddings")?,
         norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-12),
         activation_fn: activation(&fields)?,
@@ -108,31 +113,57 @@ fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
     Ok(fields.parsed("hidden_act", known, named)?.unwrap_or(Activation::Gelu))
 }
 
-/// The base of rotary embeddings, and by which factor NTK scales them for all lengths; 0 if it does not.
-fn rotary(fields: &Fields<&Value>, default: f64, unread: Unread) -> Result<(f64, f64)> {
-    let range = 1.0..=1e12;
-    let (mut theta, mut factor) = (fields.number_in("rope_theta", range.clone())?, 0.);
-    for name in ["rope_scaling", "rope_parameters"] {
-        let Some(inner) = fields.inside(name)? else { continue };
-        theta = inner.number_in("rope_theta", range.clone())?.or(theta);
-        let mut is_scaled = false;
-        for kind in ["type", "rope_type"] {
-            match inner.text(kind)? {
-                None | Some("default") => {}
-                Some("ntk") => is_scaled = true,
-                Some(other) => {
-                    return Err(inner
-                        .unsound(kind, format!("is {other:?}: candle's module scales as ntk alone"))
-                        .into())
-                }
-            }
+/// Rotary embeddings: their base, and by which factor NTK scales them for all lengths; 0 if it does not.
+type Rotary = (f64, f64);
+
+/// What `rope_parameters` says, or `rope_scaling`, its name before version 5 of transformers. Heads have `head` elements.
+fn rotary(fields: &Fields<&Value>, default: f64, head: usize, unread: Unread) -> Result<Rotary> {
+    let theta = fields.number_in("rope_theta", BASES)?.unwrap_or(default);
+    let read = |name: &str| match fields.inside(name)?.filter(|inner| !inner.is_empty()) {
+        Some(inner) => scaling(&inner, theta, head, unread).map(Some),
+        None => Ok(None),
+    };
+    match (read("rope_parameters")?, read("rope_scaling")?) {
+        // Which of them counts depends on the version of transformers.
+        (Some(new), Some(old)) if !is_same(new, old) => {
+            Err(fields.unsound("rope_scaling", "says something else than `rope_parameters`: leave one of them out").into())
         }
-        if is_scaled {
-            // A lesser one than 1 scales nothing in the checkpoint's code, and does in candle's.
-            factor = inner.number_in("factor", 1.0..=1e6)?.ok_or_else(|| inner.unsound("factor", "is missing"))?;
-        }
-        // Among them `mixed_b`, which candle's module does not have.
-        inner.check(&[], unread)?;
+        (new, old) => Ok(new.or(old).unwrap_or((theta, 0.))),
     }
-    Ok((theta.unwrap_or(default), factor))
+}
+
+/// Those of one object. `theta` is the base where it has none.
+fn scaling(fields: &Fields<&Value>, theta: f64, head: usize, unread: Unread) -> Result<Rotary> {
+    let theta = fields.number_in("rope_theta", BASES)?.unwrap_or(theta);
+    let mut kind = "default";
+    for name in ["type", "rope_type"] {
+        kind = match fields.text(name)? {
+            None | Some("default") => kind,
+            Some(known @ ("ntk" | "linear")) => known,
+            Some(other) => {
+                let reason = format!("is {other:?}: candle's module scales as ntk alone, of which linear is a form");
+                return Err(fields.unsound(name, reason).into());
+            }
+        };
+    }
+    // A lesser one than 1 scales nothing in the checkpoint's code, and does in candle's.
+    let factor = || fields.number_in("factor", 1.0..=1e6)?.ok_or_else(|| fields.unsound("factor", "is missing"));
+    let read = match kind {
+        "ntk" => (theta, factor()?),
+        // NTK multiplies the base by its factor, and divides positions by a root of it. transformers saves the results of both.
+        "linear" => {
+            let factor = factor()?.powf(head as f64 / 2.);
+            (theta / factor, factor)
+        }
+        _ => (theta, 0.),
+    };
+    // Among them `mixed_b`, which candle's module does not have.
+    fields.check(&[], unread)?;
+    Ok(read)
+}
+
+/// Whether two agree within the digits of a file.
+fn is_same(one: Rotary, two: Rotary) -> bool {
+    let is_near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * a.abs().max(b.abs());
+    is_near(one.0, two.0) && is_near(one.1, two.1)
 }
