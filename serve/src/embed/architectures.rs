@@ -14,6 +14,7 @@ mod qwen;
 mod rotary;
 mod siglip;
 mod t5;
+mod towers;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -66,6 +66,8 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("gte", json!({"pack_qkv": false}), "`pack_qkv` (false)"),
         ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 2, "mixed_b": 0.5}}), "mixed_b"),
         ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 0.5}}), "rope_scaling.factor"),
+        ("gte_new", json!({"rope_scaling": {"type": "ntk", "factor": 1e6}}), "rope_scaling.factor"),
+        ("gte", json!({"rope_parameters": {"rope_type": "linear", "factor": 1e6}}), "rope_parameters.factor"),
         ("gte_new", json!({"rope_scaling": {"type": "ntk"}}), "rope_scaling.factor"),
         ("gte_new", json!({"logn_attention_scale": true}), "`logn_attention_scale` (true)"),
         ("gte_new", json!({"position_embedding_type": "absolute"}), "position_embedding_type"),
@@ -137,6 +139,28 @@ fn positions_are_scaled_as_each_form_says() -> Result<()> {
         let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
         assert_close(&together[1], &case.expected[1]["mean"], &format!("{kind}: {parameters}, {scaling}"));
     }
+    Ok(())
+}
+
+#[test]
+fn tables_of_positions_that_no_model_has_are_refused() -> Result<()> {
+    for name in ["clip", "siglip", "chinese_clip"] {
+        for (image, patch, words) in [
+            (u32::MAX, 1, "vision_config.image_size"),
+            (u32::MAX, u32::MAX, "vision_config.image_size"),
+            (16, 32, "vision_config.patch_size"),
+        ] {
+            let error = refusal(name, &json!({"vision_config": {"image_size": image, "patch_size": patch}}))?;
+            assert!(error.contains(words), "{name}, {image}, {patch}: {error}");
+        }
+        // The largest that is published, and a patch that does not divide the side.
+        for (image, patch) in [(896, 14), (378, 14), (224, 15)] {
+            let error = refusal(name, &json!({"vision_config": {"image_size": image, "patch_size": patch}}))?;
+            assert_eq!(error, "", "{name}, {image}, {patch}");
+        }
+    }
+    let published = json!({"max_position_embeddings": 8192, "rope_scaling": {"type": "ntk", "factor": 8}});
+    assert_eq!(refusal("gte_new", &published)?, "");
     Ok(())
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::super::architecture::{Architecture, Pictures, Sizes, Tower};
 use super::super::{PoolingMode, Result};
-use super::clip::is_of_pictures;
+use super::towers::{self, is_of_pictures};
 
 const HARMLESS: Harmless = Harmless {
     // Of training, of the scale of a comparison, and of a pooler that the model does not use.
@@ -99,6 +99,7 @@ fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result
         ..ChineseClipVisionConfig::default()
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    towers::check_patches(fields, config.image_size, config.patch_size)?;
     let (channels, side) = (config.num_channels, config.image_size);
     let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
         // Where it is missing the module takes random numbers.

@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::super::architecture::{Architecture, Pictures, Sizes, Tower};
 use super::super::{PoolingMode, Result};
+use super::towers::{self, is_of_pictures};
 
 const HARMLESS: Harmless = Harmless {
     names: &["dropout", "logit_scale_init_value", "sentence_transformers", "text_config_dict", "vision_config_dict"],
@@ -74,6 +75,7 @@ fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result
         patch_size: default("patch_size", 32)?,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    towers::check_patches(fields, config.image_size, config.patch_size)?;
     let (channels, side) = (config.num_channels, config.image_size);
     let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
         let tower = ClipVisionTransformer::new(vb.pp("vision_model"), &config)?;
@@ -81,9 +83,4 @@ fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result
         Ok(Box::new(move |pixels| projection.forward(&tower.forward(pixels)?)))
     };
     Ok(Pictures { channels, side, load: Arc::new(load) })
-}
-
-/// Tensors of the tower that sees pictures, and of the comparison of the two.
-pub(super) fn is_of_pictures(name: &str) -> bool {
-    ["vision_model.", "visual_projection.", "logit_scale", "logit_bias"].iter().any(|part| name.starts_with(part))
 }

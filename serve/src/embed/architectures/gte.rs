@@ -30,6 +30,8 @@ const HARMLESS: Harmless = Harmless {
 /// What files of a whole model have before the names of the encoder's tensors.
 const PREFIXES: [&str; 2] = ["new", "gte"];
 const ANCHOR: &str = "embeddings.word_embeddings.weight";
+/// Rows of the longest table of positions. Published models have up to 65,536.
+const ROWS: f64 = 1_048_576.;
 /// What bases are sound.
 const BASES: RangeInclusive<f64> = 1.0..=1e12;
 const TYPES: &str = "new.embeddings.token_type_embeddings.weight";
@@ -48,7 +50,8 @@ pub(super) fn gte(json: &Value, unread: Unread) -> Result<Architecture> {
 fn read(json: &Value, theta: f64, unread: Unread) -> Result<Architecture> {
     let fields = Fields::of(json)?;
     let (width, heads) = (fields.needed("hidden_size")?, fields.needed("num_attention_heads")?);
-    let (rope_theta, scaling_factor) = rotary(&fields, theta, width / heads, unread)?;
+    let positions = fields.needed("max_position_embeddings")?;
+    let (rope_theta, scaling_factor) = rotary(&fields, theta, (width / heads, positions), unread)?;
     let types = fields.parsed("type_vocab_size", "a number", Value::as_u64)?.unwrap_or(1) as usize;
     let config = Config {
         variant: ModelVariant::Small,
@@ -57,7 +60,7 @@ fn read(json: &Value, theta: f64, unread: Unread) -> Result<Architecture> {
         intermediate_size: fields.needed("intermediate_size")?,
         num_hidden_layers: fields.needed("num_hidden_layers")?,
         num_attention_heads: heads,
-        max_position_embeddings: fields.needed("max_position_embeddings")?,
+        max_position_embeddings: positions,
         norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-12),
         activation_fn: activation(&fields)?,
         type_vocab_size: types.max(1),
@@ -116,24 +119,24 @@ fn activation(fields: &Fields<&Value>) -> Result<Activation, WeightsError> {
 /// Rotary embeddings: their base, and by which factor NTK scales them for all lengths; 0 if it does not.
 type Rotary = (f64, f64);
 
-/// What `rope_parameters` says, or `rope_scaling`, its name before version 5 of transformers. Heads have `head` elements.
-fn rotary(fields: &Fields<&Value>, default: f64, head: usize, unread: Unread) -> Result<Rotary> {
+/// What `rope_parameters` says, or `rope_scaling`, its name before version 5 of transformers. `sizes` are elements of a head, and positions.
+fn rotary(fields: &Fields<&Value>, default: f64, sizes: (usize, usize), unread: Unread) -> Result<Rotary> {
     let theta = fields.number_in("rope_theta", BASES)?.unwrap_or(default);
     let read = |name: &str| match fields.inside(name)?.filter(|inner| !inner.is_empty()) {
-        Some(inner) => scaling(&inner, theta, head, unread).map(Some),
+        Some(inner) => scaling(&inner, theta, sizes, unread).map(Some),
         None => Ok(None),
     };
     match (read("rope_parameters")?, read("rope_scaling")?) {
         // Which of them counts depends on the version of transformers.
-        (Some(new), Some(old)) if !is_same(new, old) => {
-            Err(fields.unsound("rope_scaling", "says something else than `rope_parameters`: leave one of them out").into())
-        }
+        (Some(new), Some(old)) if !is_same(new, old) => Err(fields
+            .unsound("rope_scaling", "says something else than `rope_parameters`: leave one of them out")
+            .into()),
         (new, old) => Ok(new.or(old).unwrap_or((theta, 0.))),
     }
 }
 
 /// Those of one object. `theta` is the base where it has none.
-fn scaling(fields: &Fields<&Value>, theta: f64, head: usize, unread: Unread) -> Result<Rotary> {
+fn scaling(fields: &Fields<&Value>, theta: f64, (head, positions): (usize, usize), unread: Unread) -> Result<Rotary> {
     let theta = fields.number_in("rope_theta", BASES)?.unwrap_or(theta);
     let mut kind = "default";
     for name in ["type", "rope_type"] {
@@ -157,6 +160,11 @@ fn scaling(fields: &Fields<&Value>, theta: f64, head: usize, unread: Unread) -> 
         }
         _ => (theta, 0.),
     };
+    // The module makes a table of so many rows before it has read a tensor.
+    if positions as f64 * read.1 > ROWS {
+        let reason = format!("is too large: positions of {positions} tokens become {:e}", positions as f64 * read.1);
+        return Err(fields.unsound("factor", reason).into());
+    }
     // Among them `mixed_b`, which candle's module does not have.
     fields.check(&[], unread)?;
     Ok(read)

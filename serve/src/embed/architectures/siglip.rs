@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::super::architecture::{Architecture, Padding, Pictures, Sizes, Tower};
 use super::super::Result;
-use super::clip::is_of_pictures;
+use super::towers::{self, is_of_pictures};
 
 const HARMLESS: Harmless = Harmless {
     names: &["sentence_transformers"],
@@ -73,6 +73,7 @@ fn pictures(fields: &Fields<&Value>, unread: Unread) -> Result<Pictures> {
         layer_norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-6),
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    towers::check_patches(fields, config.image_size, config.patch_size)?;
     let (channels, side) = (config.num_channels, config.image_size);
     let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
         let tower = VisionModel::new(&config, true, vb.pp("vision_model"))?;
