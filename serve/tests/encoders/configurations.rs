@@ -80,6 +80,13 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ),
         ("nvembed", json!({"latent_attention_config": {"hidden_dim": 16}}), "latent_attention_config.hidden_dim"),
         (
+            "nvembed",
+            json!({"latent_attention_config": {
+                "hidden_dim": 32, "latent_dim": 32, "num_cross_heads": u32::MAX, "cross_dim_head": u32::MAX,
+            }}),
+            "latent_attention_config.cross_dim_head",
+        ),
+        (
             "chinese_clip",
             json!({"text_config": {"position_embedding_type": "relative_key"}}),
             "position_embedding_type",

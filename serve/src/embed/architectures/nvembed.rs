@@ -35,6 +35,9 @@ const OF_LATENTS: Harmless = Harmless {
     ],
 };
 
+/// Elements of all heads of the attention over latents. Published models have 32,768.
+const INNER: usize = 1 << 20;
+
 pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     let whole = Fields::of(json)?;
     let fields = whole.object("text_config")?;
@@ -94,6 +97,12 @@ fn latents(fields: &Fields<&Value>, width: usize, unread: Unread) -> Result<Late
         heads: fields.count("num_cross_heads")?.unwrap_or(8),
         head: fields.count("cross_dim_head")?.unwrap_or(4_096),
     };
+    // Keys and values of all heads are one product.
+    if sizes.heads.checked_mul(sizes.head).is_none_or(|inner| inner > INNER) {
+        let (heads, head) = (sizes.heads, sizes.head);
+        let reason = format!("is {head}: no model has {heads} heads that are so wide");
+        return Err(fields.unsound("cross_dim_head", reason).into());
+    }
     fields.check(&[TRANSFORMERS, OF_LATENTS], unread)?;
     Ok(sizes)
 }
