@@ -19,7 +19,8 @@ pub struct Tokens<'a> {
     pub types: &'a Tensor,
 }
 
-/// A transformer on a device: the hidden states `(batch, tokens, width)` of a batch, or `(batch, width)` of one that pools them itself.
+/// A transformer on a device: the hidden states `(batch, tokens, width)` of a batch, or `(batch, width)` of one that
+/// [pools them itself](Architecture::pooling_itself).
 pub type Transformer = Box<dyn Fn(&Tokens) -> candle::Result<Tensor> + Send + Sync>;
 
 /// Makes a transformer of weights. The number is the length of the longest text, in tokens.
@@ -157,8 +158,9 @@ impl Architecture {
         self
     }
 
-    /// Says that it pools its hidden states itself, so that tokens have none.
-    pub(super) fn pooling_itself(mut self) -> Self {
+    /// Says that it pools its hidden states itself: its transformer gives `(batch, width)`. Requests for hidden states of tokens are
+    /// refused then, and the pooling of a folder changes nothing.
+    pub fn pooling_itself(mut self) -> Self {
         self.is_pooled = true;
         self
     }

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use candle::{DType, Device, Module, Tensor};
 use opara_serve::batch::Buckets;
-use opara_serve::embed::{is_encoder, Architecture, Architectures, EmbedError, Sizes, TextModel};
+use opara_serve::embed::{is_encoder, Architecture, Architectures, EmbedError, Padding, Sizes, TextModel};
 use serde_json::{json, Value};
 
 use super::checkpoint::{answers, assert_close, embedder, put, Case};
@@ -282,5 +282,28 @@ fn a_program_adds_an_architecture() -> Result<()> {
     assert_close(vector, &expected, "the mean of two rows");
     let error = TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
     assert!(error.contains("\"bag\"") && error.contains("Architectures::with"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn a_program_adds_an_architecture_that_pools() -> Result<()> {
+    let case = Case::read("bert")?;
+    let folder = case.pooled("mean")?;
+    put(&folder, "config.json", &json!({"model_type": "bag"}))?;
+    let known = Architectures::default().with("bag", |_, _| {
+        let sizes = Sizes { vocabulary: 60, width: 32, positions: 12, token_types: 1 };
+        let architecture = Architecture::new(sizes, |vb, _| {
+            let table = candle_nn::embedding(60, 32, vb.pp("embeddings.word_embeddings"))?;
+            Ok(Box::new(move |tokens| table.forward(tokens.ids)?.max(1)))
+        });
+        Ok(architecture.pooling_itself().padded(Padding::None, 0).without(|_| true))
+    });
+    let model = TextModel::open_by(folder.path(), false, &known)?;
+    assert!(model.is_pooled());
+    let vector = &model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1], [12], 12)?)?.embed(&["w7 w9"])?[0];
+    let table =
+        opara_weights::seeded(7, DType::F32, &Device::Cpu).get((60, 32), "embeddings.word_embeddings.weight")?;
+    let expected: Vec<f32> = table.get(7)?.maximum(&table.get(9)?)?.to_vec1()?;
+    assert_close(vector, &expected, "the largest of two rows");
     Ok(())
 }
