@@ -17,7 +17,13 @@ const ENCODERS: [&str; 5] =
     ["Model", "ModelWithProjection", "ForMaskedLM", "ForPreTraining", "ForNextSentencePrediction"];
 
 /// Ends of the names of those that write texts or name each token. Where a list of modules says so their hidden states are pooled.
-const LISTED: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "ForTokenClassification"];
+const LISTED: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", NAMES_TOKENS];
+
+/// The end of the names of those that name each token.
+const NAMES_TOKENS: &str = "ForTokenClassification";
+
+/// What the tensors are called that name each token, in transformers' encoders and in its decoders.
+const NAMING: [&str; 2] = ["classifier.", "score."];
 
 /// Ends of the names of classifiers.
 const CLASSIFIERS: &str = "ForSequenceClassification";
@@ -98,6 +104,14 @@ impl Folder<'_> {
         match (has_classes(self.config), &architecture.classifier) {
             (true, None) => Err(EmbedError::NoHead { model: self.path.display().to_string() }),
             (has_classes, _) => Ok(has_classes),
+        }
+    }
+
+    /// Beginnings of the names of tensors that the encoder of this checkpoint leaves out, whatever its architecture is.
+    pub fn left_out(&self) -> &'static [&'static str] {
+        match architectures(self.config).any(|name| name.ends_with(NAMES_TOKENS)) {
+            true => &NAMING,
+            false => &[],
         }
     }
 

@@ -47,6 +47,8 @@ pub struct TextModel {
     kind: String,
     architecture: Box<Architecture>,
     task: Task,
+    /// Beginnings of the names of tensors that it leaves out.
+    left_out: &'static [&'static str],
     tokenizer: TextTokenizer,
 }
 
@@ -106,13 +108,14 @@ impl TextModel {
         let architecture = Box::new(architectures.read(&config, &model, unread)?);
         let read = Folder { path: folder, transformer: &transformer, list: list.as_deref(), config: &config, unread };
         let (task, prompts) = read.task(&architecture)?;
+        let left_out = if matches!(task, Task::Vectors(_)) { read.left_out() } else { &[] };
         let settings = TokenizerSettings::read(&transformer, architecture.sizes.positions, unread)?;
         let path = checkpoint.tokenizer_path().ok_or(EmbedError::NoTokenizer { model })?;
         let tokenizer = TextTokenizer::trained(path, settings, architecture.sizes.vocabulary)?;
         let pools_prompt = !matches!(&task, Task::Vectors(modules) if !modules.pooling().has_prompt);
         let tokenizer = tokenizer.with_prompts(prompts, pools_prompt).barring(architecture.barred);
         let kind = config.get("model_type").and_then(Value::as_str).unwrap_or("bert").to_owned();
-        Ok(Self { tokenizer, task, architecture, kind, weights: Weights::Checkpoint(checkpoint) })
+        Ok(Self { tokenizer, task, left_out, architecture, kind, weights: Weights::Checkpoint(checkpoint) })
     }
 
     /// Random weights of a seed, and a tokenizer that hashes words: its vectors mean nothing.
@@ -126,7 +129,7 @@ impl TextModel {
         let tokenizer = TextTokenizer::hashing(config.vocab_size, config.max_position_embeddings);
         let task = Task::Vectors(Modules::mean(config.hidden_size));
         let architecture = Architectures::bert(config).into();
-        Self { weights: Weights::Seeded(seed), architecture, task, tokenizer, kind: "bert".into() }
+        Self { weights: Weights::Seeded(seed), architecture, task, left_out: &[], tokenizer, kind: "bert".into() }
     }
 
     /// Whether texts that are too long are cut; see [`TextTokenizer::cut`].
@@ -263,7 +266,9 @@ impl TextModel {
         };
         let transformer = (architecture.load)(vb.clone(), length)?;
         let head = self.head(&vb, device, unread)?;
-        loaded.map_or(Ok(()), |loaded| loaded.check(architecture.is_unused))?;
+        let is_unused =
+            |name: &str| (architecture.is_unused)(name) || self.left_out.iter().any(|part| name.starts_with(part));
+        loaded.map_or(Ok(()), |loaded| loaded.check(is_unused))?;
         let encoder = Encoder {
             transformer: transformer.into(),
             head: head.into(),

@@ -238,6 +238,19 @@ fn a_list_of_modules_takes_the_encoder_of_a_model_with_other_answers() -> Result
             &["decoder.final_layer_norm.weight", "lm_head.weight", "encoder.embed_tokens.weight"][..],
         ),
         ("gte_new", "NewForTokenClassification", &["classifier.weight", "classifier.bias"]),
+        ("bert", "BertForTokenClassification", &["classifier.weight"]),
+        ("roberta", "RobertaForTokenClassification", &["classifier.weight"]),
+        ("xlm_roberta", "XLMRobertaForTokenClassification", &["classifier.weight"]),
+        ("camembert", "CamembertForTokenClassification", &["classifier.weight"]),
+        ("distilbert", "DistilBertForTokenClassification", &["classifier.weight"]),
+        ("electra", "ElectraForTokenClassification", &["classifier.weight"]),
+        ("albert", "AlbertForTokenClassification", &["classifier.weight"]),
+        ("jina", "JinaBertForTokenClassification", &["classifier.weight"]),
+        ("nomic", "NomicBertForTokenClassification", &["classifier.weight"]),
+        ("modernbert", "ModernBertForTokenClassification", &["head.dense.weight", "classifier.weight"]),
+        ("deberta", "DebertaV2ForTokenClassification", &["classifier.weight"]),
+        ("qwen2", "Qwen2ForTokenClassification", &["score.weight", "score.bias"]),
+        ("qwen3", "Qwen3ForTokenClassification", &["score.weight", "score.bias"]),
     ] {
         let case = Case::read(name)?;
         let folder = case.pooled("mean")?;
@@ -257,6 +270,18 @@ fn a_list_of_modules_takes_the_encoder_of_a_model_with_other_answers() -> Result
         let error = TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("no vectors of texts"), "{architecture}: {error}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_classifier_beside_an_encoder_of_another_name_is_refused() -> Result<()> {
+    let folder = Case::read("roberta")?.pooled("mean")?;
+    let path = folder.path().join("model.safetensors");
+    let mut tensors = candle::safetensors::load(&path, &Device::Cpu)?;
+    tensors.insert("classifier.weight".to_owned(), Tensor::zeros(32, DType::F32, &Device::Cpu)?);
+    candle::safetensors::save(&tensors, &path)?;
+    let error = embedder(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(error.contains("classifier.weight"), "{error}");
     Ok(())
 }
 
