@@ -40,11 +40,7 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("qwen3", json!({"is_causal": false}), "is_causal"),
         ("qwen2", json!({"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}), "set `is_causal`"),
         ("qwen3", json!({"auto_map": {"AutoModel": "a/b--own.Model", "AutoConfig": null}}), "set `is_causal`"),
-        (
-            "qwen3_reranker",
-            json!({"auto_map": {"AutoModelForSequenceClassification": "own.Model"}}),
-            "set `is_causal`",
-        ),
+        ("qwen3_reranker", json!({"auto_map": {"AutoModelForSequenceClassification": "own.Model"}}), "set `is_causal`"),
         ("roberta", json!({"pad_token_id": 60}), "max_position_embeddings"),
         ("roberta", json!({"hidden_act": "silu"}), "hidden_act"),
         ("albert", json!({"num_hidden_groups": 2}), "`num_hidden_groups` (2)"),
@@ -168,6 +164,34 @@ fn tables_of_positions_that_no_model_has_are_refused() -> Result<()> {
     }
     let published = json!({"max_position_embeddings": 8192, "rope_scaling": {"type": "ntk", "factor": 8}});
     assert_eq!(refusal("gte_new", &published)?, "");
+    Ok(())
+}
+
+/// transformers takes the fields of such an object, and defaults for those that it lacks.
+#[test]
+fn a_second_description_of_a_tower_has_to_say_the_same() -> Result<()> {
+    for name in ["clip", "chinese_clip"] {
+        let config = Case::read(name)?.config;
+        for tower in ["text", "vision"] {
+            let (first, second) = (format!("{tower}_config"), format!("{tower}_config_dict"));
+            let mut fields = config[&first].clone();
+            fields.as_object_mut().into_iter().for_each(|fields| _ = fields.remove("projection_dim"));
+            for same in [Value::Null, config[&first].clone(), fields.clone()] {
+                assert_eq!(refusal(name, &json!({&second: same}))?, "", "{name}: {second} {same}");
+            }
+            // Heads, which change no tensor's shape: others, and 8 or 12 by default.
+            for heads in [json!(2), Value::Null] {
+                fields["num_attention_heads"] = heads.clone();
+                let error = refusal(name, &json!({&second: fields}))?;
+                assert!(error.contains(&format!("`{second}` ")), "{name}: {second}, {heads}: {error}");
+            }
+            let error = refusal(name, &json!({&second: {"hidden_act": "relu"}}))?;
+            assert!(error.contains(&second), "{name}: {second}, relu: {error}");
+        }
+        let defaults =
+            json!({"text_config": {}, "vision_config": {}, "text_config_dict": {}, "vision_config_dict": {}});
+        assert_eq!(refusal(name, &defaults)?, "", "{name}: defaults");
+    }
     Ok(())
 }
 

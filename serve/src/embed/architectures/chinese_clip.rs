@@ -28,8 +28,6 @@ const HARMLESS: Harmless = Harmless {
         "pooler_size_per_head",
         "pooler_type",
         "sentence_transformers",
-        "text_config_dict",
-        "vision_config_dict",
     ],
     neutral: &[
         ("is_decoder", "false"),
@@ -41,24 +39,13 @@ const HARMLESS: Harmless = Harmless {
 
 pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     let whole = Fields::of(json)?;
-    let fields = whole.object("text_config")?;
-    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
     let projected = whole.count("projection_dim")?.unwrap_or(512);
-    let config = ChineseClipTextConfig {
-        vocab_size: default("vocab_size", 30_522)?,
-        hidden_size: default("hidden_size", 768)?,
-        num_hidden_layers: default("num_hidden_layers", 12)?,
-        num_attention_heads: default("num_attention_heads", 12)?,
-        intermediate_size: default("intermediate_size", 3_072)?,
-        hidden_act: activation(&fields, Activation::Gelu)?,
-        max_position_embeddings: default("max_position_embeddings", 512)?,
-        type_vocab_size: default("type_vocab_size", 2)?,
-        layer_norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-12),
-        position_embedding_type: PositionEmbeddingType::Absolute,
-        ..ChineseClipTextConfig::default()
-    };
-    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let pictures = pictures(&whole.object("vision_config")?, projected, unread)?;
+    let read = |fields: &Fields<&Value>| texts(fields, unread);
+    let config = read(&whole.object("text_config")?)?;
+    towers::check_second(&whole, "text_config_dict", &config, read)?;
+    let read = |fields: &Fields<&Value>| pictures(fields, projected, unread);
+    let seen = read(&whole.object("vision_config")?)?;
+    towers::check_second(&whole, "vision_config_dict", &seen, read)?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let sizes = Sizes {
         vocabulary: config.vocab_size,
@@ -79,16 +66,37 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         .pooled(PoolingMode::Cls)
         .pooling_itself()
         .in_f32_only()
-        .seeing(Some(pictures))
+        .seeing(Some(tower(seen, projected)))
         .without(|name| is_of_pictures(name) || name.starts_with("text_model.pooler.")))
 }
 
-fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result<Pictures> {
+fn texts(fields: &Fields<&Value>, unread: Unread) -> Result<ChineseClipTextConfig> {
     let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    let config = ChineseClipTextConfig {
+        vocab_size: default("vocab_size", 30_522)?,
+        hidden_size: default("hidden_size", 768)?,
+        num_hidden_layers: default("num_hidden_layers", 12)?,
+        num_attention_heads: default("num_attention_heads", 12)?,
+        intermediate_size: default("intermediate_size", 3_072)?,
+        hidden_act: activation(fields, Activation::Gelu)?,
+        max_position_embeddings: default("max_position_embeddings", 512)?,
+        type_vocab_size: default("type_vocab_size", 2)?,
+        layer_norm_eps: fields.epsilon("layer_norm_eps")?.unwrap_or(1e-12),
+        position_embedding_type: PositionEmbeddingType::Absolute,
+        ..ChineseClipTextConfig::default()
+    };
+    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    Ok(config)
+}
+
+fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result<ChineseClipVisionConfig> {
+    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    // The projection is read of the whole model.
+    fields.count("projection_dim")?;
     let config = ChineseClipVisionConfig {
         hidden_size: default("hidden_size", 768)?,
         intermediate_size: default("intermediate_size", 3_072)?,
-        projection_dim: default("projection_dim", projected)?,
+        projection_dim: projected,
         num_hidden_layers: default("num_hidden_layers", 12)?,
         num_attention_heads: default("num_attention_heads", 12)?,
         num_channels: default("num_channels", 3)?,
@@ -100,6 +108,10 @@ fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
     towers::check_patches(fields, config.image_size, config.patch_size)?;
+    Ok(config)
+}
+
+fn tower(config: ChineseClipVisionConfig, projected: usize) -> Pictures {
     let (channels, side) = (config.num_channels, config.image_size);
     let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
         // Where it is missing the module takes random numbers.
@@ -108,7 +120,7 @@ fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result
         let projection = candle_nn::linear_no_bias(config.hidden_size, projected, vb.pp("visual_projection"))?;
         Ok(Box::new(move |pixels| projection.forward(&tower.forward(pixels)?)))
     };
-    Ok(Pictures { channels, side, load: Arc::new(load) })
+    Pictures { channels, side, load: Arc::new(load) }
 }
 
 fn activation(fields: &Fields<&Value>, default: Activation) -> Result<Activation, WeightsError> {

@@ -14,7 +14,7 @@ use super::super::{PoolingMode, Result};
 use super::towers::{self, is_of_pictures};
 
 const HARMLESS: Harmless = Harmless {
-    names: &["dropout", "logit_scale_init_value", "sentence_transformers", "text_config_dict", "vision_config_dict"],
+    names: &["dropout", "logit_scale_init_value", "sentence_transformers"],
     neutral: &[
         // candle's module has these.
         ("hidden_act", "\"quick_gelu\""),
@@ -28,23 +28,20 @@ const HARMLESS: Harmless = Harmless {
 pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     let whole = Fields::of(json)?;
     let text = whole.inside("text_config")?;
-    let fields = text.as_ref().unwrap_or(&whole);
-    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
     let projected = whole.count("projection_dim")?;
-    let projected = fields.count("projection_dim")?.or(projected).unwrap_or(512);
-    let config = ClipTextConfig {
-        vocab_size: default("vocab_size", 49_408)?,
-        embed_dim: default("hidden_size", 512)?,
-        activation: Activation::QuickGelu,
-        intermediate_size: default("intermediate_size", 2_048)?,
-        max_position_embeddings: default("max_position_embeddings", 77)?,
-        pad_with: None,
-        num_hidden_layers: default("num_hidden_layers", 12)?,
-        num_attention_heads: default("num_attention_heads", 8)?,
-        projection_dim: projected,
+    let read = |fields: &Fields<&Value>| texts(fields, projected, unread);
+    let config = read(text.as_ref().unwrap_or(&whole))?;
+    towers::check_second(&whole, "text_config_dict", &config, read)?;
+    let projected = config.projection_dim;
+    let pictures = match whole.inside("vision_config")? {
+        Some(fields) => {
+            let read = |fields: &Fields<&Value>| pictures(fields, projected, unread);
+            let config = read(&fields)?;
+            towers::check_second(&whole, "vision_config_dict", &config, read)?;
+            Some(tower(config, projected))
+        }
+        None => None,
     };
-    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let pictures = whole.inside("vision_config")?.map(|fields| pictures(&fields, projected, unread)).transpose()?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let sizes = Sizes {
         vocabulary: config.vocab_size,
@@ -61,26 +58,49 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     Ok(architecture.pooled(PoolingMode::LastToken).seeing(pictures).without(is_of_pictures))
 }
 
-fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result<Pictures> {
+fn texts(fields: &Fields<&Value>, projected: Option<usize>, unread: Unread) -> Result<ClipTextConfig> {
     let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    let config = ClipTextConfig {
+        vocab_size: default("vocab_size", 49_408)?,
+        embed_dim: default("hidden_size", 512)?,
+        activation: Activation::QuickGelu,
+        intermediate_size: default("intermediate_size", 2_048)?,
+        max_position_embeddings: default("max_position_embeddings", 77)?,
+        pad_with: None,
+        num_hidden_layers: default("num_hidden_layers", 12)?,
+        num_attention_heads: default("num_attention_heads", 8)?,
+        projection_dim: fields.count("projection_dim")?.or(projected).unwrap_or(512),
+    };
+    fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
+    Ok(config)
+}
+
+fn pictures(fields: &Fields<&Value>, projected: usize, unread: Unread) -> Result<ClipVisionConfig> {
+    let default = |name: &str, default: usize| fields.count(name).map(|count| count.unwrap_or(default));
+    // The projection is read of the whole model.
+    fields.count("projection_dim")?;
     let config = ClipVisionConfig {
         embed_dim: default("hidden_size", 768)?,
         activation: Activation::QuickGelu,
         intermediate_size: default("intermediate_size", 3_072)?,
         num_hidden_layers: default("num_hidden_layers", 12)?,
         num_attention_heads: default("num_attention_heads", 12)?,
-        projection_dim: default("projection_dim", projected)?,
+        projection_dim: projected,
         num_channels: default("num_channels", 3)?,
         image_size: default("image_size", 224)?,
         patch_size: default("patch_size", 32)?,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
     towers::check_patches(fields, config.image_size, config.patch_size)?;
+    Ok(config)
+}
+
+fn tower(config: ClipVisionConfig, projected: usize) -> Pictures {
     let (channels, side) = (config.num_channels, config.image_size);
     let load = move |vb: VarBuilder<'static>| -> candle::Result<Tower> {
         let tower = ClipVisionTransformer::new(vb.pp("vision_model"), &config)?;
         let projection = candle_nn::linear_no_bias(config.embed_dim, projected, vb.pp("visual_projection"))?;
         Ok(Box::new(move |pixels| projection.forward(&tower.forward(pixels)?)))
     };
-    Ok(Pictures { channels, side, load: Arc::new(load) })
+    Pictures { channels, side, load: Arc::new(load) }
 }

@@ -1,7 +1,11 @@
 //! What models of two towers have in common, one for texts and one for pictures.
 
+use std::fmt::Debug;
+
 use opara_weights::{Fields, WeightsError};
 use serde_json::Value;
+
+use super::super::Result;
 
 /// Pixels of the longest side of a picture. Published models have up to 896.
 const SIDE: usize = 8_192;
@@ -26,5 +30,26 @@ pub(super) fn check_patches(fields: &Fields<&Value>, side: usize, patch: usize) 
             Err(fields.unsound("patch_size", format!("is {patch}: no model has {patches} patches")))
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses a second description of a tower that says something else than `config`, which was read of the first. transformers takes its
+/// fields, and its own defaults for those that it lacks.
+pub(super) fn check_second<T: Debug>(
+    whole: &Fields<&Value>,
+    name: &str,
+    config: &T,
+    read: impl Fn(&Fields<&Value>) -> Result<T>,
+) -> Result<()> {
+    let Some(second) = whole.inside(name)? else { return Ok(()) };
+    // candle's configurations are not comparable otherwise.
+    match format!("{:?}", read(&second)?) == format!("{config:?}") {
+        true => Ok(()),
+        false => {
+            let first = name.trim_end_matches("_dict");
+            let reason =
+                format!("says something else than `{first}`, be it by a default: leave out the one that is wrong");
+            Err(whole.unsound(name, reason).into())
+        }
     }
 }
