@@ -1,5 +1,7 @@
 //! Configurations that are refused by name, those of a decoder, and an architecture of a program's own.
 
+use std::collections::HashMap;
+
 use anyhow::Result;
 use candle::{DType, Device, Module, Tensor};
 use opara_serve::batch::Buckets;
@@ -294,6 +296,25 @@ fn a_list_of_modules_takes_the_encoder_of_a_model_with_other_answers() -> Result
         let error = TextModel::open(folder.path()).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(error.contains("no vectors of texts"), "{architecture}: {error}");
     }
+    Ok(())
+}
+
+/// transformers calls T5's encoder `transformer` there.
+#[test]
+fn an_encoder_of_t5_that_names_each_token_has_a_prefix() -> Result<()> {
+    let case = Case::read("t5")?;
+    let folder = case.pooled("mean")?;
+    let mut config = case.config.clone();
+    config["architectures"] = json!(["T5ForTokenClassification"]);
+    put(&folder, "config.json", &config)?;
+    let path = folder.path().join("model.safetensors");
+    let tensors = candle::safetensors::load(&path, &Device::Cpu)?;
+    let mut tensors: HashMap<_, _> =
+        tensors.into_iter().map(|(name, tensor)| (format!("transformer.{name}"), tensor)).collect();
+    tensors.insert("classifier.weight".to_owned(), Tensor::zeros(32, DType::F32, &Device::Cpu)?);
+    candle::safetensors::save(&tensors, &path)?;
+    let [together, _] = answers(&embedder(folder.path())?, &case.ids, 12)?;
+    assert_close(&together[1], &case.expected[1]["mean"], "the mean");
     Ok(())
 }
 

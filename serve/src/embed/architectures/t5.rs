@@ -5,6 +5,7 @@ use candle_transformers::models::t5::{ActivationWithOptionalGating, Config, T5En
 use opara_weights::{Fields, Harmless, Unread, WeightsError, TRANSFORMERS};
 use serde_json::Value;
 
+use super::super::adapted::unprefixed;
 use super::super::architecture::{Architecture, Padding, Sizes};
 use super::super::Result;
 
@@ -63,7 +64,7 @@ fn read(json: &Value, default: &str, unread: Unread) -> Result<Architecture> {
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let sizes = Sizes { vocabulary: config.vocab_size, width: config.d_model, positions: POSITIONS, token_types: 1 };
     let architecture = Architecture::new(sizes, move |vb, _| {
-        let model = T5EncoderModel::load(vb, &config)?;
+        let model = T5EncoderModel::load(unprefixed(&vb, &["transformer"], "shared.weight"), &config)?;
         // Its `forward` may change a cache, which an encoder does not have. A clone shares the weights.
         Ok(Box::new(move |tokens| model.clone().forward(tokens.ids)))
     });
