@@ -198,6 +198,17 @@ fn a_second_description_of_a_tower_has_to_say_the_same() -> Result<()> {
 }
 
 #[test]
+fn vocabularies_of_another_form_than_tokenizer_json_are_refused() -> Result<()> {
+    for (name, file) in [("chinese_clip", "vocab.txt"), ("mt5", "spiece.model")] {
+        let folder = Case::read(name)?.folder()?;
+        std::fs::rename(folder.path().join("tokenizer.json"), folder.path().join(file))?;
+        let error = TextModel::open(folder.path()).err();
+        assert!(matches!(error, Some(EmbedError::NoTokenizer { .. })), "{name}: {error:?}");
+    }
+    Ok(())
+}
+
+#[test]
 fn types_that_a_module_does_not_compute_in_are_refused() -> Result<()> {
     for name in ["modernbert", "deberta", "jina", "gte", "nvembed", "chinese_clip"] {
         let folder = Case::read(name)?.folder()?;
