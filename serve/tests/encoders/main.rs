@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod configurations;
+mod listed;
 
 use anyhow::{Context, Result};
 use candle::{DType, Device, Tensor};
