@@ -74,7 +74,10 @@ pub(super) fn read_early(kernel: &KernelNode) -> Option<Vec<usize>> {
 
 /// Whether the word at an offset may be an address: those behind the first one of a matrix are its sizes.
 fn has_address(effects: &Effects, arguments: &Arguments, word: usize) -> bool {
-    let is_size = |matrix: usize| matches!(arguments.argument(matrix), Some((start, of)) if (start + 1..start + of.len()).contains(&word));
+    let is_size = |matrix: usize| {
+        let found = arguments.argument(matrix);
+        found.is_some_and(|(start, of)| (start + 1..start + of.len()).contains(&word))
+    };
     !effects.matrices.iter().any(|&matrix| is_size(matrix))
 }
 
