@@ -75,14 +75,14 @@ fn replayed_steps_write_what_eager_ones_write() -> Result<()> {
             let request = |prompt| Request { prompt, most: 40, ends: ends.clone(), ..Request::default() };
             let requests: Vec<Request> = prompts.into_iter().map(request).collect();
             let texts = Arc::new(Texts::new(model.clone(), len, 40)?);
-            for (slots, prompts) in [(4, 4), (3, 1), (1, 1)] {
+            for (slots, parts) in [(4, 4), (3, 1), (1, 1)] {
                 let engine =
-                    |builder| Engine::new(texts.clone(), Options { slots, prompts, builder, ..Options::default() });
+                    |builder| Engine::new(texts.clone(), Options { slots, parts, builder, ..Options::default() });
                 let (mut fast, mut eager) = (engine(Some(OparaExecutor::builder()))?, engine(None)?);
                 let expected = eager.generate(&requests, |_, _| ())?;
                 for _ in 0..2 {
                     let got = fast.generate(&requests, |_, _| ())?;
-                    assert_eq!(got, expected, "{name} in {dtype:?}, {prompts} of {slots}");
+                    assert_eq!(got, expected, "{name} in {dtype:?}, {parts} of {slots}");
                 }
                 for report in fast.reports() {
                     assert_eq!(report.mode(), Mode::Graph, "{name}: {report}");

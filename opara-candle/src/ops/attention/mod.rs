@@ -112,7 +112,8 @@ pub(crate) fn attention_of_scores([q, k, v]: [&Tensor; 3], bias: Option<&Tensor>
     let wide = |x: &Tensor| if is_wide { x.to_dtype(candle::DType::F32) } else { Ok(x.clone()) };
     let [wide_q, k, v] = [wide(q)?, wide(k)?, wide(v)?];
     if is_plain {
-        return attention(&wide_q, &k, &v, bias, of.scale)?.to_dtype(q.dtype());
+        let y = attention(&wide_q, &k, &v, bias, of.scale)?.to_dtype(q.dtype())?;
+        return if of.by_heads { y.contiguous() } else { Ok(y) };
     }
     let weights = |products: &Tensor| {
         let scaled = affine(products, of.scale, 0.)?;
