@@ -116,8 +116,8 @@ fn run() -> Result<()> {
     let requests = requests.collect::<Result<Vec<_>>>()?.concat();
     let writer = Arc::new(Texts::new(model.clone(), args.seq_len, args.max_tokens)?);
     let engine = |builder| {
-        let (slots, prompts) = (options.batch, options.batch);
-        Engine::new(writer.clone(), EngineOptions { slots, prompts, builder, ..EngineOptions::default() })
+        let (slots, parts) = (options.batch, options.batch);
+        Engine::new(writer.clone(), EngineOptions { slots, parts, builder, ..EngineOptions::default() })
     };
     let mut replayed = engine(Some(options.builder()))?;
     let outputs = replayed.generate(&requests, |_, _| ())?;

@@ -20,9 +20,9 @@ fn greedy_texts_are_those_of_transformers() -> Result<()> {
         let expected = reference.tensors["generated"].to_dtype(DType::U32)?.to_vec2::<u32>()?;
         let requests = requests(&prompts, expected[0].len());
         let model = Arc::new(reference.model());
-        for (slots, prompts) in [(1, 1), (2, 2)] {
+        for (slots, parts) in [(1, 1), (2, 2)] {
             let mut eager =
-                Engine::new(model.clone(), Options { slots, prompts, ..Options::default() }).expect("an engine");
+                Engine::new(model.clone(), Options { slots, parts, ..Options::default() }).expect("an engine");
             assert_eq!(eager.generate(&requests, |_, _| ()).expect("texts"), expected, "{name}");
         }
     }

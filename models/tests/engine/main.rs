@@ -216,12 +216,12 @@ fn prompts_that_are_read_together_give_the_same_texts() {
     let requests: Vec<Request> = (0..20).map(|_| Request { is_guided: false, ..request(&mut rng) }).collect();
     let mut one = eager(&model, 1);
     let expected: Vec<Vec<u32>> = requests.iter().map(|request| alone(&mut one, request).tokens).collect();
-    for (slots, prompts, is_replayed) in [(4, 1, false), (4, 2, true), (5, 3, false), (8, 8, true)] {
+    for (slots, parts, is_replayed) in [(4, 1, false), (4, 2, true), (5, 3, false), (8, 8, true)] {
         let builder = is_replayed.then(OparaExecutor::builder);
-        let mut engine = engine(&model, Options { slots, prompts, builder, ..Options::default() });
+        let mut engine = engine(&model, Options { slots, parts, builder, ..Options::default() });
         let mut told = vec![Vec::new(); requests.len()];
         let texts = engine.generate(&requests, |index, token| told[index].push(token)).expect("texts");
-        assert_eq!(texts, expected, "{prompts} of {slots}");
+        assert_eq!(texts, expected, "{parts} of {slots}");
         assert_eq!(told, expected, "as they come");
         assert_eq!((engine.live(), engine.free(), engine.eager()), (0, slots, Vec::new()));
     }

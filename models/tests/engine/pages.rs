@@ -27,10 +27,10 @@ fn texts_that_wait_on_the_host_write_what_they_write_alone() {
     let model = model();
     let mut expected = eager(&model, 1);
     let mut aside = 0;
-    for (slots, prompts, pages, seeds) in
+    for (slots, parts, pages, seeds) in
         [(3, 1, 7, 200..206), (4, 2, 8, 206..212), (8, 1, 10, 212..218), (5, 5, 9, 218..222)]
     {
-        let mut engine = engine(&model, Options { slots, prompts, pages: Some(pages), ..Options::default() });
+        let mut engine = engine(&model, Options { slots, parts, pages: Some(pages), ..Options::default() });
         seeds.for_each(|seed| aside += random(&mut engine, &mut expected, seed, long));
     }
     assert!(aside > 20, "after {aside} steps texts waited");

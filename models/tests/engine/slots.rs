@@ -49,9 +49,9 @@ fn parts_of_a_prompt_that_are_read_together_are_what_they_are_one_by_one() {
     });
     let expected = texts.clone().map(|text| alone(&mut eager(&model, 1), &text).tokens);
     // In the first step: one part of each text, but for the second one of 130 tokens; all of the first text, if it is alone.
-    for (prompts, together, read) in [(1, 1, 0), (4, 1, 1), (4, 4, 2)] {
+    for (parts, together, read) in [(1, 1, 0), (4, 1, 1), (4, 4, 2)] {
         for builder in [None, Some(OparaExecutor::builder())] {
-            let mut engine = engine(&model, Options { slots: 4, prompts, builder, ..Options::default() });
+            let mut engine = engine(&model, Options { slots: 4, parts, builder, ..Options::default() });
             let kept = texts.clone().map(|text| {
                 let (kept, text_of) = Kept::new(usize::MAX);
                 (text, kept, text_of)
@@ -63,12 +63,12 @@ fn parts_of_a_prompt_that_are_read_together_are_what_they_are_one_by_one() {
             }
             engine.step(|_| true).expect("it runs");
             let begun = told.iter().filter(|text| !text.lock().expect("no panic").tokens.is_empty()).count();
-            assert_eq!(begun, read, "{prompts} parts of {together} texts");
+            assert_eq!(begun, read, "{parts} parts of {together} texts");
             while engine.live() > 0 {
                 engine.step(|_| true).expect("it runs");
             }
             for (text, expected) in told.iter().zip(&expected) {
-                assert_eq!(text.lock().expect("no panic").tokens, *expected, "{prompts} parts of {together} texts");
+                assert_eq!(text.lock().expect("no panic").tokens, *expected, "{parts} parts of {together} texts");
             }
         }
     }
