@@ -68,6 +68,10 @@ struct Args {
     #[arg(long, default_value = "small", value_parser = PossibleValuesParser::new(Config::names()))]
     random: String,
 
+    /// Keep 8-bit floats of a checkpoint as they are, where the device multiplies with them.
+    #[arg(long)]
+    keep_fp8: bool,
+
     /// Quantise the matrices of a checkpoint, or of random weights, to this type of GGUF's.
     #[arg(long, value_parser = PossibleValuesParser::new(QUANTIZED.map(|(name, _)| name)))]
     quantize: Option<String>,

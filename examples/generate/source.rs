@@ -33,7 +33,7 @@ impl Source {
             text.check_vocabulary(config.vocab)?;
             return Ok(Self::Gguf { config, text, file });
         }
-        let checkpoint = Checkpoint::find(model)?.allow_unread(args.options.allow_unread);
+        let checkpoint = Checkpoint::find(model)?.allow_unread(args.options.allow_unread).keep_floats(args.keep_fp8);
         let config = Config::of_checkpoint(&checkpoint)?;
         let text = Text::of_checkpoint(&checkpoint)?;
         text.check_vocabulary(config.vocab)?;

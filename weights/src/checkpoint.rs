@@ -56,6 +56,7 @@ pub struct Checkpoint {
     pub(crate) listing: PathBuf,
     pub(crate) parts: Vec<Part>,
     unread: Unread,
+    keeps_floats: bool,
 }
 
 /// The contents of an index of several weights files.
@@ -86,6 +87,7 @@ impl Checkpoint {
                 listing: path.to_path_buf(),
                 parts: vec![part],
                 unread: Unread::default(),
+                keeps_floats: false,
             });
         }
         let source = Source::of(model)?;
@@ -128,13 +130,19 @@ impl Checkpoint {
         };
         source.fetch(&BESIDE)?;
         let (model, config, unread) = (model.to_owned(), Some(config), Unread::default());
-        Self::check_lfs(Self { model, config, tokenizer, listing, parts, unread })
+        Self::check_lfs(Self { model, config, tokenizer, listing, parts, unread, keeps_floats: false })
     }
 
     /// Whether a model is loaded from this checkpoint though parts of it are not known and may change the answer: fields of the
     /// configuration, a quantization, tensors. Warnings name them then. Without this, errors do.
     pub fn allow_unread(mut self, is_allowed: bool) -> Self {
         self.unread = Unread::allowed(is_allowed);
+        self
+    }
+
+    /// Whether models that multiply with [8-bit floats](crate::Floats) get them as they are, rather than expanded.
+    pub fn keep_floats(mut self, are_kept: bool) -> Self {
+        self.keeps_floats = are_kept;
         self
     }
 
@@ -190,6 +198,7 @@ impl Checkpoint {
         }
         let config = self.config_path().map(read_json::<Value>).transpose()?;
         let quantization = config.map(|config| Quantization::of(&config, self.unread)).transpose()?.flatten();
+        let quantization = (quantization, self.keeps_floats);
         Loaded::new(&self.parts, &self.listing, quantization, self.unread, dtype, device)
     }
 }

@@ -16,9 +16,9 @@ impl Floats {
     /// Neighbours of a row that share a scale.
     pub const GROUP: usize = 128;
 
-    /// The matrix `name` of a [checkpoint](crate::Checkpoint)'s weights. `None` for one of another type, whose rows [`GROUP`](Self::GROUP)
-    /// does not divide, or whose neighbours have different scales, and for weights of other origin: `vb.get` reads it, and says what is
-    /// wrong with it.
+    /// The matrix `name` of a checkpoint that [keeps them](crate::Checkpoint::keep_floats). `None` for one of another type, whose rows
+    /// [`GROUP`](Self::GROUP) does not divide, or whose neighbours have different scales, and for weights of other origin: `vb.get` reads
+    /// it, and says what is wrong with it.
     pub fn of(vb: &VarBuilder, name: &str) -> Option<Self> {
         let vb = vb.clone().set_device(Device::Cpu);
         let part = |part: PartOfFloats, dtype| vb.get_unchecked_dtype(&format!("{name}{}", part.suffix()), dtype).ok();

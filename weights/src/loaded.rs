@@ -29,7 +29,7 @@ impl Loaded {
     pub(crate) fn new(
         parts: &[Part],
         listing: &Path,
-        quantization: Option<Quantization>,
+        (quantization, keeps_floats): (Option<Quantization>, bool),
         unread: Unread,
         dtype: DType,
         device: &Device,
@@ -45,7 +45,8 @@ impl Loaded {
             shards.push(shard);
         }
         let unrequested = Mutex::new(shard_of.keys().cloned().collect());
-        let tensors = Tensors { shards, shard_of, listing: listing.to_path_buf(), quantization, unrequested };
+        let tensors =
+            Tensors { shards, shard_of, listing: listing.to_path_buf(), quantization, keeps_floats, unrequested };
         let tensors = Arc::new(tensors);
         let vb = VarBuilder::from_backend(Box::new(Shared(tensors.clone())), dtype, device.clone());
         Ok(Self { vb, tensors, unread })
@@ -59,6 +60,9 @@ impl Loaded {
 
     /// Bytes that the matrices of 8-bit floats which [`Floats::of`] reads take as such, and elements of these.
     pub fn floats(&self) -> (u64, u64) {
+        if !self.tensors.keeps_floats {
+            return (0, 0);
+        }
         let all = self.tensors.shard_of.iter().filter_map(|(name, shard)| self.tensors.shards[*shard].floats(name));
         let elements = all.sum::<u64>();
         (elements + elements / Floats::GROUP as u64 * size_of::<f32>() as u64, elements)
@@ -97,6 +101,8 @@ struct Tensors {
     shard_of: HashMap<String, usize>,
     listing: PathBuf,
     quantization: Option<Quantization>,
+    /// Whether 8-bit floats are handed out as they are.
+    keeps_floats: bool,
     /// The names of the tensors not yet requested.
     unrequested: Mutex<BTreeSet<String>>,
 }
@@ -150,7 +156,7 @@ impl Tensors {
 
     /// A part of a weight of 8-bit floats; `None` for other tensors.
     fn read_floats(&self, name: &str, part: PartOfFloats) -> candle::Result<Option<Tensor>> {
-        let Some(shard) = self.shard(name) else { return Ok(None) };
+        let Some(shard) = self.shard(name).filter(|_| self.keeps_floats) else { return Ok(None) };
         if shard.entry(name)?.dtype != Dtype::F8_E4M3 {
             return Ok(None);
         }

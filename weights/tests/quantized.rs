@@ -71,7 +71,11 @@ fn floats_are_read_as_they_are_with_a_scale_for_each_group() -> Outcome {
     let read = |config: &Value, shape: &[usize], expected: &dyn Fn(&[f32], usize, usize) -> f32| -> Outcome {
         let scales = numbers(shape.iter().product());
         let (_dir, checkpoint) = folder(config, &[weight(), ("p.weight_scale", Dtype::F32, shape, floats(&scales))])?;
-        let loaded = checkpoint.load(DType::BF16, &CPU)?;
+        assert!(
+            Floats::of(&checkpoint.weights(DType::BF16, &CPU)?, "p.weight").is_none(),
+            "unless they are to be kept"
+        );
+        let loaded = checkpoint.keep_floats(true).load(DType::BF16, &CPU)?;
         assert_eq!(loaded.floats(), ((rows * columns / 128 * 132) as u64, (rows * columns) as u64));
         let Floats { bytes, scales: of_groups } = Floats::of(&loaded.vb.pp("p"), "weight").ok_or("floats")?;
         assert_eq!(bytes.flatten_all()?.to_vec1::<u8>()?, codes(rows * columns));
@@ -90,7 +94,7 @@ fn floats_are_read_as_they_are_with_a_scale_for_each_group() -> Outcome {
     // Neighbours with different scales, rows that 128 does not divide, a scale that does not fit, and other types and origins.
     let is_none = |config: Value, tensors: &[Stored]| -> Outcome {
         let (_dir, checkpoint) = folder(&config, tensors)?;
-        assert!(Floats::of(&checkpoint.weights(DType::BF16, &CPU)?, "p.weight").is_none());
+        assert!(Floats::of(&checkpoint.keep_floats(true).weights(DType::BF16, &CPU)?, "p.weight").is_none());
         Ok(())
     };
     let scale =
@@ -103,7 +107,7 @@ fn floats_are_read_as_they_are_with_a_scale_for_each_group() -> Outcome {
     assert!(Floats::of(&opara_weights::seeded(3, DType::BF16, &CPU), "p.weight").is_none());
     // Rounded and not scaled.
     let (_dir, checkpoint) = folder(&json!({}), &[weight()])?;
-    let all = Floats::of(&checkpoint.weights(DType::BF16, &CPU)?, "p.weight").ok_or("floats")?;
+    let all = Floats::of(&checkpoint.keep_floats(true).weights(DType::BF16, &CPU)?, "p.weight").ok_or("floats")?;
     assert_eq!(all.scales.flatten_all()?.to_vec1::<f32>()?, vec![1.; rows * 3]);
     Ok(())
 }

@@ -79,6 +79,14 @@ impl TextDecoder {
         Ok(Self { weights: Weights::Checkpoint(Box::new(checkpoint)), config, text: Arc::new(text) })
     }
 
+    /// Whether [8-bit floats](Checkpoint::keep_floats) of a checkpoint are kept as they are.
+    pub fn keep_floats(mut self, are_kept: bool) -> Self {
+        if let Weights::Checkpoint(checkpoint) = self.weights {
+            self.weights = Weights::Checkpoint(Box::new(checkpoint.keep_floats(are_kept)));
+        }
+        self
+    }
+
     /// A tiny one of random weights of a seed, whose tokens are bytes: its texts mean nothing.
     ///
     /// # Errors
@@ -91,6 +99,11 @@ impl TextDecoder {
     /// Whether its weights are random.
     pub fn is_random(&self) -> bool {
         matches!(self.weights, Weights::Seeded(_))
+    }
+
+    /// Whether its matrices are quantised.
+    pub fn is_quantized(&self) -> bool {
+        matches!(self.weights, Weights::Gguf(_))
     }
 
     /// What the model is.

@@ -44,8 +44,9 @@ pub fn models(settings: &Settings, registry: &Arc<Registry>) -> Result<Models> {
             loader("tiny-decoder".into(), Box::new(move || Ok(Source::Decoder(TextDecoder::random(seed)?)))),
         ]));
     }
-    let allow_unread = settings.allow_unread;
-    let of_path = |(name, path): (String, PathBuf)| loader(name, Box::new(move || Source::open(&path, allow_unread)));
+    let (allow_unread, keep_fp8) = (settings.allow_unread, settings.keep_fp8);
+    let open = move |path: &Path| Source::open(path, allow_unread).map(|source| source.keep_floats(keep_fp8));
+    let of_path = |(name, path): (String, PathBuf)| loader(name, Box::new(move || open(&path)));
     Ok(Models::new(named.into_iter().map(of_path)))
 }
 
@@ -56,6 +57,14 @@ enum Source {
 }
 
 impl Source {
+    /// Whether a decoder's 8-bit floats are kept as they are.
+    fn keep_floats(self, are_kept: bool) -> Self {
+        match self {
+            Self::Decoder(decoder) => Self::Decoder(decoder.keep_floats(are_kept)),
+            Self::Embedder(_) => self,
+        }
+    }
+
     /// What a checkpoint says it is: an encoder that is known and a folder of sentence-transformers are embedders, all else must be a
     /// decoder that is known.
     fn open(path: &Path, allow_unread: bool) -> Result<Self> {
@@ -158,7 +167,7 @@ impl Load {
             tracing::warn!(model = name, "it has no chat template: /v1/chat/completions refuses it");
         }
         // By default a text's bits do not depend on the load.
-        let mut sequences = usize::MAX;
+        let mut sequences = if decoder.is_quantized() { 8 } else { usize::MAX };
         for device in devices {
             sequences = sequences.min(if device.is_cpu() { 4 } else { alike_rows(settings.dtype(), device)? });
         }

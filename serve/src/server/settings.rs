@@ -146,6 +146,12 @@ pub struct Settings {
     #[serde(skip_serializing_if = "is_false")]
     pub allow_unread: bool,
 
+    /// Keep 8-bit floats (fp8) of decoders as they are on GPUs that multiply with them (Hopper, with --dtype f16 or bf16): half the
+    /// memory, and slower.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "is_false")]
+    pub keep_fp8: bool,
+
     /// Compare one batch of an embedder in so many with the module: see `Builder::recheck`. Default: 0, never.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -90,7 +90,7 @@ fn floats_of_eight_bits_stay_such_and_give_what_they_stand_for() -> Result<()> {
     let [stored, expanded] = tensors()?;
     candle::safetensors::save(&stored, folder.path().join("model.safetensors"))?;
     fs::write(folder.path().join("config.json"), config().to_string())?;
-    let checkpoint = Checkpoint::find(folder.path().to_str().context("a UTF-8 path")?)?;
+    let checkpoint = Checkpoint::find(folder.path().to_str().context("a UTF-8 path")?)?.keep_floats(true);
     let config = Config::from_json(&config())?;
     let loaded = checkpoint.load(DType::BF16, CPU)?;
     let matrices = stored.iter().filter(|(_, tensor)| tensor.dtype() == DType::F8E4M3);

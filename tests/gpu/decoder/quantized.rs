@@ -11,7 +11,6 @@ use opara_candle::ops::{self, Activation, QuantizedWeight, Sampling};
 use opara_models::decoder::Decoder;
 
 use super::generation::{configs, engines, requests};
-use super::rows::is_hopper;
 use super::{assert_near, both};
 use crate::common::{gpu, same_bits, waves, CPU};
 
@@ -71,7 +70,6 @@ fn product_of_library(x: &Tensor, weight: &Tensor, unit: f64) -> Result<(Tensor,
 #[test]
 fn products_with_few_rows_are_those_of_codes_of_eight_bits() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
-    let is_hopper = is_hopper(&device)?;
     // Fewer rows than a warp takes, a row that is no whole chunk, several blocks in turns, and long rows.
     for (columns, inner) in [(7, 256), (896, 1024), (3001, 768), (40, 4864)] {
         let weight = (waves(3, (2 * columns, inner))? * (inner as f64).powf(-0.5))?;
@@ -88,9 +86,7 @@ fn products_with_few_rows_are_those_of_codes_of_eight_bits() -> Result<()> {
                 let flat = |(a, b): (Tensor, Tensor)| Ok::<_, candle::Error>((a.flatten_all()?, b.flatten_all()?));
                 let ((scale, of_scale), (bias, of_bias)) = (flat(on(5, (1, inner))?)?, flat(on(6, (1, 2 * columns))?)?);
                 let mut beside = None;
-                // On Hopper, several rows of 16 bits are not rounded to codes: `rows.rs` holds them to what they are.
-                let rows: &[usize] = if is_hopper && dtype != DType::F32 { &[1] } else { &[1, 2, 3, 5, 8] };
-                for &rows in rows {
+                for rows in [1, 2, 3, 5, 8] {
                     let of = format!("{rows} rows of {inner} by {columns}, {to:?}, {dtype:?}");
                     let ((x, of_x), (residual, of_residual)) = (on(1, (rows, inner))?, on(2, (rows, columns))?);
                     let expected = (product(&x, Some((&scale, 1e-5)), &of_half)? + &residual)?;

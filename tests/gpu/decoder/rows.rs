@@ -143,7 +143,7 @@ fn rows_of_quantised_products_are_the_same_from_two_to_eight() -> Result<()> {
 
 /// Of all formats that codes and their groups have.
 #[test]
-fn rows_of_quantised_products_of_16_bits_are_the_same_from_two_to_256() -> Result<()> {
+fn rows_of_quantised_products_of_16_bits_are_the_same_from_nine_to_256() -> Result<()> {
     use GgmlDType::{Q2K, Q4K, Q4_0, Q5_1, Q6K, Q8_0};
     let Some(device) = gpu() else { return Ok(()) };
     if !is_hopper(&device)? {
@@ -171,8 +171,9 @@ fn rows_of_quantised_products_of_16_bits_are_the_same_from_two_to_256() -> Resul
                 QuantizedWeight::of_floats(&[(&bytes, &scales)], &device)?
             }
         };
-        // One row of floats has the kernel of several.
-        let counts = [1].into_iter().filter(|_| to.is_none()).chain(COUNTS);
+        // Few rows of codes have kernels that multiply these.
+        let is_counted = |count: &usize| to.is_none() || *count > 8;
+        let counts = [1].into_iter().chain(COUNTS).filter(is_counted);
         for dtype in [DType::F16, DType::BF16] {
             let of = format!("{inner} by {columns}, {to:?}, {dtype:?}");
             let on_gpu = |shape: (usize, usize)| Tensor::randn(0f32, 1., shape, &device)?.to_dtype(dtype);

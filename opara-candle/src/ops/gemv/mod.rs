@@ -152,8 +152,7 @@ pub fn norm_gated(
 }
 
 /// Rows up to which, from two on, a row's bits in [`norm_linear`] and [`norm_gated`] do not depend on how many there are, on a GPU, where
-/// 16 bytes divide a row's length. More than 64 have to be of as many texts: the last dimension but one is 1. The same holds for
-/// [`quantized_linear`](super::quantized_linear) and [`quantized_gated`](super::quantized_gated), where 64 divides a row's length.
+/// 16 bytes divide a row's length. More than 64 have to be of as many texts: the last dimension but one is 1.
 ///
 /// # Errors
 /// A failed driver call.

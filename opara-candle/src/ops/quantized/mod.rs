@@ -15,7 +15,7 @@ mod weight;
 pub(crate) use blocks::TYPES;
 pub use weight::QuantizedWeight;
 
-use candle::{bail, DType, Result, Tensor};
+use candle::{bail, DType, Device, Result, Tensor};
 
 use super::few_rows::as_few;
 use super::gemv::{gated, Operands};
@@ -29,9 +29,9 @@ use crate::cpu::record::apply;
 /// 8 bits, with a scale for each group, and sums products of integers, as llama.cpp does. A group with an infinity or NaN makes its row
 /// NaN. More rows, and the CPU, multiply with the weight in the type of `x`.
 ///
-/// On Hopper in f16 and bf16, two to 256 rows are a norm, and a launch in which codes become elements of that type on their way to the tensor
+/// On Hopper in f16 and bf16, 9 to 256 rows are a norm, and a launch in which codes become elements of that type on their way to the tensor
 /// cores. So the weight is not expanded in memory, and `x` keeps its bits. A row's result does not depend on how many there are. This
-/// needs rows of a length that 64 divides, of 8-bit floats 128. One row of those has the same kernel.
+/// needs rows of a length that 64 divides. [8-bit floats](QuantizedWeight::of_floats) need 128, and have that launch for 1 to 256 rows.
 ///
 /// ```
 /// # use candle::quantized::{GgmlDType, QTensor};
@@ -124,6 +124,19 @@ pub fn quantized_embedding(table: &QuantizedWeight, ids: &Tensor, dtype: DType) 
 }
 
 impl QuantizedWeight {
+    /// Are there kernels for products of floats of 8 bits with rows of this type? On other devices they are expanded at each product.
+    ///
+    /// # Errors
+    /// A failed driver call.
+    pub fn multiplies_floats(dtype: DType, device: &Device) -> Result<bool> {
+        #[cfg(feature = "cuda")]
+        if let Device::Cuda(device) = device {
+            return cuda::multiplies_floats(dtype, device);
+        }
+        let _ = (dtype, device);
+        Ok(false)
+    }
+
     /// The weight in `dtype`: `(rows, columns)`.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Launches of `quantized_warpgroup.cuh`: products with 2 to 256 rows of 16 bits on Hopper, whose bits do not depend on how many there are.
+//! Launches of `quantized_warpgroup.cuh`: products with up to 256 rows of 16 bits on Hopper, whose bits do not depend on how many there are.
 
 use candle::{CudaDevice, DType, Result};
 use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
@@ -7,6 +7,7 @@ use half::f16;
 use super::blocks::Format;
 use super::launch::{name, Codes, Operands};
 use crate::cuda::driver::kernels::{kernels, ptx, Capabilities};
+use crate::ops::few_rows::FEW;
 use crate::ops::gemv::launch::Epilogue;
 use crate::ops::gemv::warpgroup::{Family, Sizes, LINE, ROWS};
 
@@ -45,7 +46,7 @@ const STEP: usize = LINE / 2;
 /// Where tiles of `x` begin: at multiples of these bytes (`BASE`).
 const BASE: usize = 1 << 10;
 
-/// A product of these sizes, if there is a kernel for it. Where there is one for two rows, there is one for 256.
+/// A product of these sizes, if there is a kernel for it. Where there is one for nine rows, there is one for 256.
 pub(super) fn sizes(
     format: Format,
     dtype: DType,
@@ -56,8 +57,8 @@ pub(super) fn sizes(
     // A step has a part of a group at least.
     let of_row = STEP * format.bits / 8 + STEP.div_ceil(format.group) * format.numbers() * 2;
     let of_weight = (ROWS * of_row).next_multiple_of(BASE);
-    // One row of codes has kernels without tensor cores.
-    let family = Family { widths: WIDTHS, rows: (if format.are_floats { 1 } else { 2 }, MOST), of_weight };
+    // Few rows of codes have kernels that multiply these, which are faster.
+    let family = Family { widths: WIDTHS, rows: (if format.are_floats { 1 } else { FEW + 1 }, MOST), of_weight };
     // What a block copies of a row's codes and scales is whole, and begins where copies do.
     if !sizes[2].is_multiple_of(STEP.max(format.group)) {
         return None;
@@ -134,7 +135,7 @@ mod tests {
     ];
 
     #[test]
-    fn all_from_two_to_256_rows_have_a_kernel_and_share_their_splits() {
+    fn all_up_to_256_rows_have_a_kernel_and_share_their_splits() {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         for (format, dtype) in FORMATS.iter().flat_map(|&format| [(format, DType::F16), (format, DType::BF16)]) {
             for (columns, inner, gate, splits) in
@@ -142,7 +143,7 @@ mod tests {
             {
                 let activation = Activation::Silu;
                 let epilogue = if gate { Epilogue::Gated(activation) } else { Epilogue::Added(activation) };
-                let least = if format.are_floats { 1 } else { 2 };
+                let least = if format.are_floats { 1 } else { FEW + 1 };
                 for rows in least..=256 {
                     let of = sizes(format, dtype, [rows, columns, inner], epilogue, &hopper).expect("it fits");
                     let (variant, config) = of.launch();
@@ -154,7 +155,7 @@ mod tests {
                     assert!(module(format, dtype).is_empty() || module(format, dtype).contains(&name), "{name}");
                 }
             }
-            for (rows, inner) in [(usize::from(!format.are_floats), 128), (257, 128), (2, 96)] {
+            for (rows, inner) in [(if format.are_floats { 0 } else { FEW }, 128), (257, 128), (9, 96)] {
                 let epilogue = Epilogue::Added(Activation::None);
                 assert_eq!(sizes(format, dtype, [rows, 64, inner], epilogue, &hopper), None, "{rows} of {inner}");
             }

@@ -109,19 +109,6 @@ impl QuantizedWeight {
         Ok(Self { format: first.format, codes: all(|weight| &weight.codes)?, scales: all(|weight| &weight.scales)? })
     }
 
-    /// Are there kernels for products of floats of 8 bits with rows of this type? On other devices they are expanded at each product.
-    ///
-    /// # Errors
-    /// A failed driver call.
-    pub fn multiplies_floats(dtype: DType, device: &Device) -> Result<bool> {
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(device) = device {
-            return super::cuda::multiplies_floats(dtype, device);
-        }
-        let _ = (dtype, device);
-        Ok(false)
-    }
-
     /// The weight whose rows are blocks of a type: `bytes` is `(rows, bytes of a row)`. On a GPU, launches alone make it, so that a
     /// capture records them.
     ///
