@@ -73,6 +73,7 @@ fn read(json: &Value, default: &str, unread: Unread) -> Result<Architecture> {
 
 /// The decoder, and the table of tokens under a second name.
 fn is_unused(name: &str) -> bool {
+    let name = name.strip_prefix("transformer.").unwrap_or(name);
     ["decoder.", "lm_head.", "encoder.embed_tokens."].iter().any(|part| name.starts_with(part))
 }
 
