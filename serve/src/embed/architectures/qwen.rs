@@ -51,8 +51,9 @@ fn is_causal(fields: &Fields<&Value>, unread: Unread) -> Result<bool, WeightsErr
     }
     let own = fields.get("auto_map").and_then(|map| OWN.iter().find_map(|name| map.get(name)?.as_str()));
     if let Some(class) = own {
-        let reason =
-            format!("names {class:?}, which is not run and may see later tokens: say by `is_causal` whether no token does");
+        let reason = format!(
+            "names {class:?}, which is not run and may see later tokens: say by `is_causal` whether no token does"
+        );
         unread.report(fields.unsound("auto_map", reason))?;
     }
     Ok(true)
