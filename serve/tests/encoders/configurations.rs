@@ -40,7 +40,11 @@ fn what_a_module_does_not_have_is_refused_by_name() -> Result<()> {
         ("qwen3", json!({"is_causal": false}), "is_causal"),
         ("qwen2", json!({"auto_map": {"AutoModel": "modeling_qwen.Qwen2Model"}}), "say by `is_causal`"),
         ("qwen3", json!({"auto_map": {"AutoModel": "a/b--own.Model", "AutoConfig": null}}), "say by `is_causal`"),
-        ("qwen3_reranker", json!({"auto_map": {"AutoModelForSequenceClassification": "own.Model"}}), "say by `is_causal`"),
+        (
+            "qwen3_reranker",
+            json!({"auto_map": {"AutoModelForSequenceClassification": "own.Model"}}),
+            "say by `is_causal`",
+        ),
         ("roberta", json!({"pad_token_id": 60}), "max_position_embeddings"),
         ("roberta", json!({"hidden_act": "silu"}), "hidden_act"),
         ("albert", json!({"num_hidden_groups": 2}), "`num_hidden_groups` (2)"),
