@@ -314,8 +314,9 @@ impl<M: TextModel> Engine<M> {
         rows.into_iter().map(Some).chain(std::iter::repeat(None)).take(filled).collect()
     }
 
-    /// The first parts of these slots' prompts, at most so many: the next one of each, then the one behind it of each. So a short prompt does not wait for all of a
-    /// long one. A part may be read beside those before it, since a layer writes the keys and values of all rows before any token attends.
+    /// The first `most` parts of these slots' prompts: the next part of each prompt, then the part behind it of each. So a short prompt does
+    /// not wait for all of a long one. A part may be read beside the parts before it: a layer writes the keys and values of all rows before
+    /// any token attends.
     fn rows_of(&self, slots: &[usize], most: usize) -> Vec<Row> {
         let part = self.model().part();
         let rows = slots.iter().flat_map(|&slot| {

@@ -136,11 +136,11 @@ impl<'a> Source<'a> {
 
 /// The name of a tensor in a file whose names have this prefix.
 fn in_file(prefix: &str, name: &str) -> String {
-    match name.strip_prefix("model.") {
-        Some(inner) if prefix == "model.language_model." => format!("{prefix}{inner}"),
-        _ if prefix == "model.language_model." => name.into(),
-        _ => format!("{prefix}{name}"),
+    // This prefix takes the place of one; others stand before the whole name.
+    if prefix == "model.language_model." {
+        return name.strip_prefix("model.").map_or_else(|| name.into(), |inner| format!("{prefix}{inner}"));
     }
+    format!("{prefix}{name}")
 }
 
 /// What a product multiplies with.

@@ -62,6 +62,13 @@ pub struct Sizes {
     pub token_types: usize,
 }
 
+impl Sizes {
+    /// Of a transformer whose tokens have no types, or whose module looks up type 0 alone.
+    pub(super) fn without_types(vocabulary: usize, width: usize, positions: usize) -> Self {
+        Self { vocabulary, width, positions, token_types: 1 }
+    }
+}
+
 /// What a configuration describes: sizes, and how weights become a transformer.
 ///
 /// ```

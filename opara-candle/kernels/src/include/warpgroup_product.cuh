@@ -122,7 +122,7 @@ __device__ inline void product_of_rows(unsigned rows, unsigned columns, unsigned
             store<T, WIDE<T>>(OfX::place(room + n * SLOT + OF_WEIGHT, row), held[of]);
         });
     }
-    // The blocks of the cluster share the results. A thread's first ones have what is added by the time that their sums are there.
+    // The blocks of the cluster share the results. A thread asks for the bias and the residual of its first ones while sums are computed.
     const unsigned begin = blockIdx.z * THREADS + threadIdx.x;
     const Four<GATED> four(begin, RESULTS / 4, rows, base, columns, bias, residual);
 

@@ -49,13 +49,13 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
             return pack<T>(element(four, FIRST, of), element(four, FIRST + 1, of));
         }
     }
-    // A code's bits are those of a float less a constant.
+    // A code becomes part of a float's mantissa, and the number that the float has besides is subtracted.
     __device__ static float element(unsigned four, unsigned byte, float2 of) {
         if constexpr (BITS == 4) {
-            // 128 and the code: what is too much is taken from the minimum.
+            // The float is 128 and the code. `of.y` is the minimum less 128 scales.
             return fmaf(of.x, __uint_as_float(__byte_perm(four, 0x43, 0x4055 | byte << 8)), of.y);
         } else {
-            // 2^23, 128 and the code.
+            // The float is 2^23, 128 and the code, which is signed.
             const float code = __uint_as_float(__byte_perm(four, 0x4b, 0x4550 | byte)) - 8388736;
             return HAS_MINIMUM<S> ? fmaf(of.x, code, of.y) : of.x * code;
         }
@@ -68,7 +68,7 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
         const unsigned lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 4;
         unsigned four[4][2];
         float2 of_group[GROUPS][2];
-        // Of two rows of the weight, whose columns are those of an operand.
+        // A lane reads two rows of the weight, at the columns of an operand that the instruction takes from this lane.
 #pragma unroll
         for (unsigned r = 0; r < 2; r++) {
             const unsigned row = first + 8 * r;
@@ -108,7 +108,7 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
     }
 };
 
-// Of the block's rows of x, among those of the grid.
+// The product of the N rows of x that this block has.
 template <typename T, unsigned N, unsigned SPLITS, bool GATED, unsigned BITS, unsigned GROUP, typename S>
 __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, int activation, const T *x, const unsigned char *codes,
                                const S *scales, const T *bias, const T *residual, T *y) {

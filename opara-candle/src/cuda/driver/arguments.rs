@@ -60,7 +60,7 @@ impl Arguments {
         Self { places: Arc::new([(0, words.len() * 8)]), ..Self::from_words(words) }
     }
 
-    /// Arguments of so many bytes each, all of whose words are this one, for tests.
+    /// Arguments of these sizes in bytes, whose words all are `word`, for tests.
     #[cfg(test)]
     pub fn of_sizes(sizes: &[usize], word: u64) -> Self {
         let starts = sizes.iter().scan(0, |past, size| Some(std::mem::replace(past, *past + size.next_multiple_of(8))));

@@ -63,7 +63,7 @@ pub(super) fn is_known(dtype: DType, capabilities: &Capabilities) -> bool {
     Product::<()>::is_for(dtype) && Product::<()>::runs_on(capabilities)
 }
 
-/// What a product's kernels take.
+/// The kernels of one kind of weight: how many rows of `x` they take, and how much shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::ops) struct Family {
     /// Rows of `x` of each kernel, ascending.

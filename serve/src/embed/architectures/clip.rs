@@ -43,12 +43,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         None => None,
     };
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes = Sizes {
-        vocabulary: config.vocab_size,
-        width: projected,
-        positions: config.max_position_embeddings,
-        token_types: 1,
-    };
+    let sizes = Sizes::without_types(config.vocab_size, projected, config.max_position_embeddings);
     let architecture = Architecture::new(sizes, move |vb, _| {
         let model = ClipTextTransformer::new(vb.pp("text_model"), &config)?;
         let projection = candle_nn::linear_no_bias(config.embed_dim, projected, vb.pp("text_projection"))?;

@@ -71,13 +71,7 @@ fn read(json: &Value, theta: f64, unread: Unread) -> Result<Architecture> {
         num_key_value_heads: 0,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    // The module looks up type 0 alone.
-    let sizes = Sizes {
-        vocabulary: config.vocab_size,
-        width: config.hidden_size,
-        positions: config.max_position_embeddings,
-        token_types: 1,
-    };
+    let sizes = Sizes::without_types(config.vocab_size, config.hidden_size, config.max_position_embeddings);
     let architecture = Architecture::new(sizes, move |vb, limit| {
         let config = Config { max_position_embeddings: limit, ..config.clone() };
         let model = Model::new(&config, tensors(&vb, types > 0))?;

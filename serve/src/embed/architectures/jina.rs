@@ -43,13 +43,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         return Err(fields.unsound("feed_forward_type", "is not \"geglu\", which candle's module has").into());
     }
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    // The module looks up type 0 alone.
-    let sizes = Sizes {
-        vocabulary: config.vocab_size,
-        width: config.hidden_size,
-        positions: config.max_position_embeddings,
-        token_types: 1,
-    };
+    let sizes = Sizes::without_types(config.vocab_size, config.hidden_size, config.max_position_embeddings);
     let architecture = Architecture::new(sizes, move |vb, limit| {
         // Its biases are a table of every pair of positions.
         let config = Config { max_position_embeddings: limit, ..config.clone() };

@@ -86,12 +86,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
         classifier_config: None,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes = Sizes {
-        vocabulary: config.vocab_size,
-        width: config.hidden_size,
-        positions: config.max_position_embeddings,
-        token_types: 1,
-    };
+    let sizes = Sizes::without_types(config.vocab_size, config.hidden_size, config.max_position_embeddings);
     let head = || vec![Layer::linear("head.dense", ops::gelu_erf), Layer::norm("head.norm", epsilon)];
     let classes = [head(), vec![Layer::linear("classifier", IDENTITY)]].concat();
     let table = Layer::tied(&["decoder.weight", "model.embeddings.tok_embeddings.weight"], &["decoder.bias"]);

@@ -68,8 +68,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     fields.check(&[TRANSFORMERS, OF_TEXTS], unread)?;
     let latents = latents(&whole.object("latent_attention_config")?, width, unread)?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes =
-        Sizes { vocabulary: config.vocab_size, width, positions: config.max_position_embeddings, token_types: 1 };
+    let sizes = Sizes::without_types(config.vocab_size, width, config.max_position_embeddings);
     let architecture = Architecture::new(sizes, move |vb, limit| {
         let config = Config { max_position_embeddings: limit, ..config.clone() };
         let model = Model::new(&config, vb.pp("embedding_model"))?;

@@ -88,7 +88,7 @@ pub(super) fn qwen2(json: &Value, unread: Unread) -> Result<Architecture> {
         hidden_act: activation(&fields)?,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes = sizes(config.vocab_size, config.hidden_size, config.max_position_embeddings);
+    let sizes = Sizes::without_types(config.vocab_size, config.hidden_size, config.max_position_embeddings);
     Ok(finish(Architecture::new(sizes, move |vb, limit| {
         let config = qwen2::Config { max_position_embeddings: limit, ..config.clone() };
         let model = qwen2::Model::new(&config, prefixed(&vb, "model", ANCHOR))?;
@@ -126,14 +126,10 @@ pub(super) fn qwen3(json: &Value, unread: Unread) -> Result<Architecture> {
         hidden_act: activation(&fields)?,
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes = sizes(config.vocab_size, config.hidden_size, config.max_position_embeddings);
+    let sizes = Sizes::without_types(config.vocab_size, config.hidden_size, config.max_position_embeddings);
     Ok(finish(Architecture::new(sizes, move |vb, limit| {
         let config = qwen3::Config { max_position_embeddings: limit, ..config.clone() };
         let model = qwen3::Model::new(&config, prefixed(&vb, "model", ANCHOR))?;
         Ok(Box::new(move |tokens| model.clone().forward(tokens.ids, 0)))
     })))
-}
-
-fn sizes(vocabulary: usize, width: usize, positions: usize) -> Sizes {
-    Sizes { vocabulary, width, positions, token_types: 1 }
 }

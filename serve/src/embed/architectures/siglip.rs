@@ -50,8 +50,7 @@ pub(super) fn read(json: &Value, unread: Unread) -> Result<Architecture> {
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
     let pictures = pictures(&whole.object("vision_config")?, unread)?;
     whole.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes =
-        Sizes { vocabulary: config.vocab_size, width, positions: config.max_position_embeddings, token_types: 1 };
+    let sizes = Sizes::without_types(config.vocab_size, width, config.max_position_embeddings);
     let architecture = Architecture::new(sizes, move |vb, _| {
         let model = TextModel::new(&config, vb.pp("text_model"))?;
         Ok(Box::new(move |tokens| model.forward(tokens.ids)))

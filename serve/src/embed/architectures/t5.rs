@@ -62,7 +62,7 @@ fn read(json: &Value, default: &str, unread: Unread) -> Result<Architecture> {
         ..Config::default()
     };
     fields.check(&[TRANSFORMERS, HARMLESS], unread)?;
-    let sizes = Sizes { vocabulary: config.vocab_size, width: config.d_model, positions: POSITIONS, token_types: 1 };
+    let sizes = Sizes::without_types(config.vocab_size, config.d_model, POSITIONS);
     let architecture = Architecture::new(sizes, move |vb, _| {
         let model = T5EncoderModel::load(unprefixed(&vb, &["transformer"], "shared.weight"), &config)?;
         // Its `forward` may change a cache, which an encoder does not have. A clone shares the weights.
