@@ -233,6 +233,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     one_query::launch::DECLARED,
     optimizer::launch::DECLARED,
     pool::launch::DECLARED,
+    quantized::floats::DECLARED,
     quantized::launch::DECLARED,
     quantized::of_blocks::DECLARED,
     quantized::warpgroup::DECLARED,

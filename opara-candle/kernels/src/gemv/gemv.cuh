@@ -1,7 +1,7 @@
 // Products of a weight's rows with up to eight rows of x in f32, and with one row in 16 bits, which a decoder makes for each token:
-// memory's speed is all that limits them. A warp takes four rows of the weight, or with others of its block a part of each, and then the next ones as long as there
-// are any. What it multiplies next is on its way into shared memory, where each lane reads only what it has asked for itself; the
-// first of that is asked for before the kernel waits for its predecessors.
+// memory's speed is all that limits them. A warp takes four rows of the weight, or with others of its block a part of each, and then the
+// next ones as long as there are any. What it multiplies next is on its way into shared memory, where each lane reads only what it has asked
+// for itself; the first of that is asked for before the kernel waits for its predecessors.
 //
 // Sums are in an order that the sizes of the weight decide: a row's result does not depend on the rows beside it. The norm's factor
 // is the same for a whole row of x, so that it is multiplied with at the end.
@@ -13,19 +13,37 @@ constexpr unsigned LOADS = 4;
 // Chunks of its rows that a warp asks for ahead.
 constexpr unsigned STEPS = 4;
 
-// Elements of a row that a warp takes at a time.
-template <typename T> constexpr unsigned CHUNK = 32 * WIDE<T>;
+// A weight of the elements of x. A lane has N neighbours of a row at a time, and a scale of theirs if it has BYTES_OF_SCALE.
+template <typename T> struct Elements {
+    static constexpr unsigned N = WIDE<T>, BYTES_OF_SCALE = 0;
+    const T *weight;
+    struct Held {
+        Vec<T, N> of;
+        // Four of them from `first` on.
+        __device__ void four(unsigned first, float (&to)[4]) const {
+#pragma unroll
+            for (unsigned n = 0; n < 4; n++) to[n] = widen(of.at[first + n]);
+        }
+        // The sum of all before, with that of these.
+        __device__ static float with(float sum, float of_these) { return of_these; }
+        __device__ static float begun(float sum) { return sum; }
+    };
+    __device__ void ask(void *to, void *, size_t element, bool is_there) const { copy_async(to, weight + element, is_there); }
+    __device__ static Held held(const void *at, const void *) { return {*reinterpret_cast<const Vec<T, N> *>(at)}; }
+};
+
+// Elements of a row that a warp takes at a time, N for each lane.
+template <unsigned N> constexpr unsigned CHUNK = 32 * N;
 
 // Where four neighbours of a row of x are in shared memory: those that the lanes of a warp read at once follow one another.
-template <typename T> __device__ inline unsigned place(unsigned element) {
-    constexpr unsigned N = WIDE<T>;
-    const unsigned chunk = element / CHUNK<T>, lane = element % CHUNK<T> / N, part = element % N / 4;
-    return chunk * CHUNK<T> + part * 128 + lane * 4;
+template <unsigned N> __device__ inline unsigned place(unsigned element) {
+    const unsigned chunk = element / CHUNK<N>, lane = element % CHUNK<N> / N, part = element % N / 4;
+    return chunk * CHUNK<N> + part * 128 + lane * 4;
 }
 
 // x in f32, times the norm's scale if there is one, with zeros behind its end: R rows of `padded` elements. And the sum of squares of
-// each row of x in eight parts, whatever R is: part i has every eighth chunk from chunk i on.
-template <typename T, unsigned R>
+// each row of x in eight parts, whatever R is: part i has every eighth chunk of 32 vectors from chunk i on.
+template <typename T, unsigned OF_LANE, unsigned R>
 __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, const T *x, const T *scale, float *room,
                              float (&squares)[WARPS][R]) {
     constexpr unsigned N = WIDE<T>, PARTS = WARPS / R;
@@ -50,7 +68,7 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, con
                     square[round] = fmaf(wide.at[n], wide.at[n], square[round]);
                     if (scale) wide.at[n] *= widen(of_scale.at[four * 4 + n]);
                 }
-                store<float, 4>(to + place<T>(at + four * 4), wide);
+                store<float, 4>(to + place<OF_LANE>(at + four * 4), wide);
             }
         }
     }
@@ -64,33 +82,37 @@ __device__ inline void stage(unsigned rows, unsigned inner, unsigned padded, con
 
 // `columns` results of each row, of one row of the weight each, or of two if GATED: a gate and what it lets through, which is
 // `columns` rows further down. `splits` warps share them. The activation is the gate's, or comes before the residual.
-template <typename T, unsigned R, bool GATED>
-__device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
-                            const T *x, const T *scale, const T *weight, const T *bias, const T *residual, T *y) {
-    constexpr unsigned N = WIDE<T>, RESULTS = GATED ? LOADS / 2 : LOADS, ROUNDS = 8 / R;
+template <typename T, unsigned R, bool GATED, typename Weight>
+__device__ inline void products(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps, const T *x,
+                                const T *scale, const Weight weight, const T *bias, const T *residual, T *y) {
+    constexpr unsigned N = Weight::N, RESULTS = GATED ? LOADS / 2 : LOADS, ROUNDS = 8 / R;
     extern __shared__ float4 dynamic[];
     // Sums of warps: of some rounds, while others are added up.
     __shared__ float partial[2][ROUNDS][WARPS][LOADS][R], squares[WARPS][R];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, split = warp % splits, set = warp / splits;
     const unsigned sets = WARPS / splits, of_block = sets * RESULTS, step = gridDim.x * of_block;
-    const unsigned chunks = (inner + CHUNK<T> - 1) / CHUNK<T>, padded = chunks * CHUNK<T>;
+    const unsigned chunks = (inner + CHUNK<N> - 1) / CHUNK<N>, padded = chunks * CHUNK<N>;
     const unsigned parts = (chunks + splits - 1) / splits;
     float *room = reinterpret_cast<float *>(dynamic);
-    using Lane = Vec<T, N>;
-    Lane *ring = reinterpret_cast<Lane *>(room + R * padded) + warp * 32 + lane;
-    auto slot = [&](unsigned at, unsigned l) { return ring + (at * LOADS + l) * WARPS * 32; };
+    // Of what is asked for at a time: 16 bytes of each row for each lane, and then scales.
+    constexpr unsigned OF_ROWS = LOADS * WARPS * 32, OF_SLOT = OF_ROWS * (16 + Weight::BYTES_OF_SCALE);
+    char *const ring = reinterpret_cast<char *>(room + R * padded);
+    auto slot = [&](unsigned at, unsigned l) { return ring + at * OF_SLOT + (l * WARPS * 32 + threadIdx.x) * 16; };
+    auto slot_of_scale = [&](unsigned at, unsigned l) {
+        return ring + at * OF_SLOT + OF_ROWS * 16 + (l * WARPS * 32 + threadIdx.x) * Weight::BYTES_OF_SCALE;
+    };
 
     // What is asked for next: a part of the rows for some results, and where it goes.
     unsigned asked_base = blockIdx.x * of_block, asked_part = 0, asked_slot = 0;
     auto ask = [&] {
         if (asked_base + set * RESULTS < columns) {
-            const unsigned at = (asked_part * splits + split) * CHUNK<T> + lane * N;
+            const unsigned at = (asked_part * splits + split) * CHUNK<N> + lane * N;
 #pragma unroll
             for (unsigned l = 0; l < LOADS; l++) {
                 // Beyond the end: the last one again, whose result is not stored.
                 const unsigned result = min(asked_base + set * RESULTS + (GATED ? l / 2 : l), columns - 1);
                 const size_t row = GATED && l % 2 ? columns + result : result;
-                copy_async(slot(asked_slot, l), weight + row * inner + at, at < inner);
+                weight.ask(slot(asked_slot, l), slot_of_scale(asked_slot, l), row * inner + at, at < inner);
             }
         }
         commit();
@@ -114,9 +136,9 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
     unsigned base = blockIdx.x * of_block, column = column_from(base);
     ask_bias(column);
     if (scale)
-        for (unsigned at = threadIdx.x * N; at < inner; at += WARPS * 32 * N) fetch(scale + at);
+        for (unsigned at = threadIdx.x * WIDE<T>; at < inner; at += WARPS * 32 * WIDE<T>) fetch(scale + at);
     wait_for_predecessors();
-    stage<T, R>(rows, inner, padded, x, scale, room, squares);
+    stage<T, N, R>(rows, inner, padded, x, scale, room, squares);
     __syncthreads();
 
     for (unsigned rounds = 0, side = 0, taken = 0; base < columns; base += step) {
@@ -127,21 +149,29 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
             wait_pending<STEPS - 1>();
             const unsigned chunk = part * splits + split;
             if (chunk < chunks && base + set * RESULTS < columns) {
-                Lane held[LOADS];
+                typename Weight::Held held[LOADS];
 #pragma unroll
-                for (unsigned l = 0; l < LOADS; l++) held[l] = *slot(taken, l);
-                const float *of_lane = room + chunk * CHUNK<T> + lane * 4;
+                for (unsigned l = 0; l < LOADS; l++) held[l] = Weight::held(slot(taken, l), slot_of_scale(taken, l));
+                const float *of_lane = room + chunk * CHUNK<N> + lane * 4;
 #pragma unroll
-                for (unsigned r = 0; r < R; r++)
+                for (unsigned r = 0; r < R; r++) {
+                    float of_these[LOADS];
+#pragma unroll
+                    for (unsigned l = 0; l < LOADS; l++) of_these[l] = held[l].begun(sum[r][l]);
 #pragma unroll
                     for (unsigned four = 0; four < N / 4; four++) {
                         const Vec<float, 4> wide = load<float, 4>(of_lane + r * padded + four * 128);
 #pragma unroll
-                        for (unsigned l = 0; l < LOADS; l++)
+                        for (unsigned l = 0; l < LOADS; l++) {
+                            float elements[4];
+                            held[l].four(four * 4, elements);
 #pragma unroll
-                            for (unsigned n = 0; n < 4; n++)
-                                sum[r][l] = fmaf(widen(held[l].at[four * 4 + n]), wide.at[n], sum[r][l]);
+                            for (unsigned n = 0; n < 4; n++) of_these[l] = fmaf(elements[n], wide.at[n], of_these[l]);
+                        }
                     }
+#pragma unroll
+                    for (unsigned l = 0; l < LOADS; l++) sum[r][l] = held[l].with(sum[r][l], of_these[l]);
+                }
             }
             ask();
             if (++taken == STEPS) taken = 0;
@@ -181,6 +211,12 @@ __device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, uns
         column = column_from(base + step), rounds = 0, side ^= 1;
         ask_bias(column);
     }
+}
+
+template <typename T, unsigned R, bool GATED>
+__device__ inline void gemv(unsigned rows, unsigned columns, unsigned inner, unsigned splits, int activation, float eps,
+                            const T *x, const T *scale, const T *weight, const T *bias, const T *residual, T *y) {
+    products<T, R, GATED>(rows, columns, inner, splits, activation, eps, x, scale, Elements<T>{weight}, bias, residual, y);
 }
 
 #define GEMVS(T, NAME)                                                                                                 \

@@ -49,8 +49,8 @@ template <bool GATED> struct RowsOfBlock {
 // A weight of the elements of x.
 template <typename T, bool GATED> struct Plain {
     using Tile = Lines<T, ROWS>;
-    // Bytes of a step.
-    static constexpr unsigned BYTES = ROWS * LINE<T> * sizeof(T);
+    // Lines of a step, and its bytes.
+    static constexpr unsigned LINES = 1, BYTES = ROWS * LINE<T> * sizeof(T);
     const T *of_tile[Tile::OF_THREAD];
     unsigned inner;
 
@@ -59,8 +59,8 @@ template <typename T, bool GATED> struct Plain {
         Tile::each([&](unsigned n, unsigned row) { of_tile[n] = weight + rows.row(row) * inner + Tile::column(); });
     }
     // Starts the copies of a step.
-    __device__ void ask(unsigned step, T *tile) const {
-        const unsigned at = step * LINE<T>;
+    __device__ void ask(unsigned line, unsigned, T *tile) const {
+        const unsigned at = line * LINE<T>;
         Tile::each([&](unsigned n, unsigned row) {
             copy_async(Tile::place(tile, row), of_tile[n] + at, at + Tile::column() < inner);
         });
@@ -84,34 +84,38 @@ __device__ inline void product_of_rows(unsigned rows, unsigned columns, unsigned
                                        const T *bias, const T *residual, T *y) {
     // Floats between the sums of two rows of x: lanes that store at once reach different banks.
     constexpr unsigned PITCH = ROWS + 4, RESULTS = RowsOfBlock<GATED>::RESULTS;
-    constexpr unsigned OF_WEIGHT = Weight::BYTES / sizeof(T), SLOT = OF_WEIGHT + N * LINE<T>;
+    // A step has some lines, one behind the other. Those that the part of the inner dimension lacks are zeros.
+    constexpr unsigned LINES = Weight::LINES, OF_WEIGHT = Weight::BYTES / sizeof(T), SLOT = OF_WEIGHT + LINES * N * LINE<T>;
     static_assert(Weight::BYTES % BASE == 0, "tiles of x begin there");
     using OfX = Lines<T, N>;
     extern __shared__ __align__(BASE) uint4 dynamic[];
     T *const room = reinterpret_cast<T *>(dynamic);
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, base = RowsOfBlock<GATED>::base();
     const unsigned slots = bytes_of_dynamic_memory() / (SLOT * (unsigned)sizeof(T)), ahead = slots - 1;
-    const unsigned steps = (inner + LINE<T> - 1) / LINE<T>;
-    const unsigned first = steps * blockIdx.z / SPLITS, past = steps * (blockIdx.z + 1) / SPLITS;
+    const unsigned lines = (inner + LINE<T> - 1) / LINE<T>, steps = (lines + LINES - 1) / LINES;
+    const unsigned first = steps * blockIdx.z / SPLITS * LINES, past = min(steps * (blockIdx.z + 1) / SPLITS * LINES, lines);
 
-    auto ask_x = [&](unsigned step, unsigned slot) {
-        const unsigned at = step * LINE<T> + OfX::column();
-        OfX::each([&](unsigned, unsigned row) {
-            const bool is_there = row < rows && at < inner;
-            T *const to = OfX::place(room + slot * SLOT + OF_WEIGHT, row);
-            copy_async(to, x + (is_there ? (size_t)row * inner + at : 0), is_there);
-        });
+    auto tile_of_x = [&](unsigned slot, unsigned of_step) { return room + slot * SLOT + OF_WEIGHT + of_step * N * LINE<T>; };
+    auto ask_x = [&](unsigned line, unsigned slot) {
+#pragma unroll
+        for (unsigned of_step = 0; of_step < LINES; of_step++) {
+            const unsigned at = (line + of_step) * LINE<T> + OfX::column();
+            OfX::each([&](unsigned, unsigned row) {
+                const bool is_there = row < rows && at < inner && line + of_step < past;
+                copy_async(OfX::place(tile_of_x(slot, of_step), row), x + (is_there ? (size_t)row * inner + at : 0), is_there);
+            });
+        }
     };
 
     trigger_dependents();
     for (unsigned n = 0; n < ahead; n++) {
-        if (first + n < past) weight.ask(first + n, room + n * SLOT);
+        if (first + n * LINES < past) weight.ask(first + n * LINES, past, room + n * SLOT);
         commit();
     }
     wait_for_predecessors();
     // x of these steps: through registers, since copies are waited for in order, and the first step is to begin as soon as its part of the
     // weight is there.
-    for (unsigned n = 0; n < ahead; n++) {
+    for (unsigned n = 0; n < ahead * LINES; n++) {
         Vec<T, WIDE<T>> held[OfX::OF_THREAD];
         const unsigned at = (first + n) * LINE<T> + OfX::column();
         OfX::each([&](unsigned of, unsigned row) {
@@ -119,7 +123,7 @@ __device__ inline void product_of_rows(unsigned rows, unsigned columns, unsigned
             if (row < rows && first + n < past && at < inner) held[of] = load<T, WIDE<T>>(x + (size_t)row * inner + at);
         });
         OfX::each([&](unsigned of, unsigned row) {
-            store<T, WIDE<T>>(OfX::place(room + n * SLOT + OF_WEIGHT, row), held[of]);
+            store<T, WIDE<T>>(OfX::place(tile_of_x(n / LINES, n % LINES), row), held[of]);
         });
     }
     // The blocks of the cluster share the results. A thread asks for the bias and the residual of its first ones while sums are computed.
@@ -128,15 +132,16 @@ __device__ inline void product_of_rows(unsigned rows, unsigned columns, unsigned
 
     float sum[N / 8][4] = {};
     unsigned slot = 0, asked_slot = ahead;
-    for (unsigned step = first; step < past; step++) {
+    for (unsigned line = first; line < past; line += LINES) {
         wait_for_first(ahead);
         wgmma_wait();
         fence_shared_writes();
         __syncthreads();
         const T *const tile = room + slot * SLOT;
-        weight.multiply(sum, tile, matrix_descriptor(tile + OF_WEIGHT), step > first, [&] {
+        weight.multiply(sum, tile, matrix_descriptor(tile + OF_WEIGHT), line > first, [&] {
             // The barrier has passed: no warp still multiplies what lies in the slot before this one.
-            if (step + ahead < past) weight.ask(step + ahead, room + asked_slot * SLOT), ask_x(step + ahead, asked_slot);
+            const unsigned next = line + ahead * LINES;
+            if (next < past) weight.ask(next, past, room + asked_slot * SLOT), ask_x(next, asked_slot);
             commit();
         });
         if (++slot == slots) slot = 0;

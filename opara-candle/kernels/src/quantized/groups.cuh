@@ -33,3 +33,10 @@ __device__ inline float of_eight_bits(unsigned char code) {
     const unsigned sign = (unsigned)(code & 0x80) << 24, others = (unsigned)(code & 0x7f) << 20;
     return others == 0x7f << 20 ? NAN : __fmul_rn(__uint_as_float(sign | others), 0x1p120f);
 }
+
+// The floats of two neighbours.
+__device__ inline float2 two_of_eight_bits(unsigned short codes) {
+    unsigned two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(codes));
+    return __half22float2(*reinterpret_cast<const __half2 *>(&two));
+}

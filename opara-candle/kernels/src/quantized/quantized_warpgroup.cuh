@@ -7,12 +7,15 @@
 #include "groups.cuh"
 #include "warpgroup_product.cuh"
 
+// A step has two lines: with one, a block would wait as long as it multiplies.
 template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> struct Quantized {
-    // Of a row's part of a step: elements, 16 bytes of codes, and groups.
-    static constexpr unsigned OF_ROW = LINE<T>, UNITS = OF_ROW * BITS / 128, GROUPS = OF_ROW < GROUP ? 1 : OF_ROW / GROUP;
-    static constexpr unsigned OF_SCALES = GROUPS * sizeof(S);
+    static constexpr unsigned LINES = 2;
+    // Of a row's line: elements, 16 bytes of codes, groups, and their bytes. And of its step.
+    static constexpr unsigned OF_ROW = LINE<T>, OF_LINE = OF_ROW * BITS / 128, GROUPS = OF_ROW < GROUP ? 1 : OF_ROW / GROUP;
+    static constexpr unsigned OF_SCALES = GROUPS * sizeof(S), UNITS = LINES * OF_LINE;
     static constexpr unsigned OF_CODES = ROWS * UNITS * 16, OF_THREAD = ROWS * UNITS / THREADS;
-    static constexpr unsigned BYTES = (OF_CODES + ROWS * OF_SCALES + BASE - 1) / BASE * BASE;
+    static constexpr unsigned BYTES = (OF_CODES + ROWS * LINES * OF_SCALES + BASE - 1) / BASE * BASE;
+    static_assert(ROWS * LINES == THREADS, "each thread copies the scales of a line");
     const unsigned char *codes[OF_THREAD];
     const S *scales;
 
@@ -23,27 +26,30 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
             const unsigned i = threadIdx.x + n * THREADS;
             codes[n] = of_codes + rows.row(i / UNITS) * inner / 8 * BITS + i % UNITS * 16;
         }
-        scales = of_scales + rows.row(threadIdx.x % ROWS) * inner / GROUP;
+        scales = of_scales + rows.row(threadIdx.x / LINES) * inner / GROUP;
     }
     // Where a row's unit is: eight rows that lanes read at once reach different banks.
-    __device__ static unsigned place(unsigned row, unsigned unit) { return (row * UNITS + (unit ^ row * UNITS / 8 % UNITS)) * 16; }
+    __device__ static unsigned place(unsigned row, unsigned unit) {
+        constexpr unsigned FEW = UNITS < 8 ? UNITS : 8;
+        return (row * UNITS + (unit ^ row * FEW / 8 % FEW)) * 16;
+    }
 
-    __device__ void ask(unsigned step, T *tile) const {
+    __device__ void ask(unsigned line, unsigned past, T *tile) const {
         char *const to = reinterpret_cast<char *>(tile);
 #pragma unroll
         for (unsigned n = 0; n < OF_THREAD; n++) {
             const unsigned i = threadIdx.x + n * THREADS;
-            copy_async(to + place(i / UNITS, i % UNITS), codes[n] + step * (OF_ROW * BITS / 8), true);
+            const bool is_there = line + i % UNITS / OF_LINE < past;
+            copy_async(to + place(i / UNITS, i % UNITS), codes[n] + (is_there ? line * (OF_ROW * BITS / 8) : 0), is_there);
         }
-        if (threadIdx.x < ROWS) copy_async<OF_SCALES>(to + OF_CODES + threadIdx.x * OF_SCALES, scales + step * OF_ROW / GROUP, true);
+        const unsigned its = line + threadIdx.x % LINES;
+        copy_async<OF_SCALES>(to + OF_CODES + threadIdx.x * OF_SCALES, scales + (its < past ? its * OF_ROW / GROUP : 0), its < past);
     }
 
     // Two elements, of codes at bytes FIRST and the next of four.
     template <unsigned FIRST> __device__ static unsigned elements(unsigned four, float2 of) {
         if constexpr (ARE_FLOATS<S>) {
-            unsigned two;
-            asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"((unsigned short)(four >> 8 * FIRST)));
-            const float2 both = __half22float2(*reinterpret_cast<const __half2 *>(&two));
+            const float2 both = two_of_eight_bits(four >> 8 * FIRST);
             return pack<T>(both.x * of.x, both.y * of.x);
         } else {
             return pack<T>(element(four, FIRST, of), element(four, FIRST + 1, of));
@@ -61,10 +67,8 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
         }
     }
 
-    template <int N, typename F>
-    __device__ static void multiply(float (&sum)[N][4], const T *tile, unsigned long long of_x, bool adds, F meanwhile) {
-        meanwhile();
-        const char *const from = reinterpret_cast<const char *>(tile);
+    // The first operand of each instruction of a line.
+    __device__ static void operands(const char *from, unsigned line, unsigned (&a)[4][4]) {
         const unsigned lane = threadIdx.x % 32, first = threadIdx.x / 32 * 16 + lane / 4;
         unsigned four[4][2];
         float2 of_group[GROUPS][2];
@@ -73,8 +77,8 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
         for (unsigned r = 0; r < 2; r++) {
             const unsigned row = first + 8 * r;
 #pragma unroll
-            for (unsigned unit = 0; unit < UNITS; unit++) {
-                const char *const at = from + place(row, unit) + lane % 4 * 2;
+            for (unsigned unit = 0; unit < OF_LINE; unit++) {
+                const char *const at = from + place(row, line * OF_LINE + unit) + lane % 4 * 2;
                 const unsigned both = *reinterpret_cast<const unsigned short *>(at) |
                                       (unsigned)*reinterpret_cast<const unsigned short *>(at + 8) << 16;
                 if constexpr (BITS == 4) {
@@ -84,14 +88,13 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
                     four[unit][r] = ARE_FLOATS<S> ? both : both ^ 0x80808080;
                 }
             }
-            const auto groups = load<S, GROUPS>(reinterpret_cast<const S *>(from + OF_CODES + row * OF_SCALES));
+            const auto groups = load<S, GROUPS>(reinterpret_cast<const S *>(from + OF_CODES + (row * LINES + line) * OF_SCALES));
 #pragma unroll
             for (unsigned n = 0; n < GROUPS; n++) {
                 of_group[n][r] = scale_and_minimum(groups.at[n]);
                 if constexpr (BITS == 4) of_group[n][r].y = fmaf(-128, of_group[n][r].x, of_group[n][r].y);
             }
         }
-        unsigned a[4][4];
 #pragma unroll
         for (unsigned d = 0; d < 4; d++)
 #pragma unroll
@@ -99,9 +102,22 @@ template <typename T, unsigned BITS, unsigned GROUP, typename S, bool GATED> str
                 const float2 of = of_group[d * GROUPS / 4][r];
                 a[d][r] = elements<0>(four[d][r], of), a[d][2 + r] = elements<2>(four[d][r], of);
             }
+    }
+
+    template <int N, typename F>
+    __device__ static void multiply(float (&sum)[N][4], const T *tile, unsigned long long of_x, bool adds, F meanwhile) {
+        // Of a tile of x, as descriptors count: it has 8 N rows.
+        constexpr unsigned long long TILE = N * EIGHT_ROWS;
+        meanwhile();
+        unsigned a[LINES][4][4];
+#pragma unroll
+        for (unsigned line = 0; line < LINES; line++) operands(reinterpret_cast<const char *>(tile), line, a[line]);
         wgmma_fence();
 #pragma unroll
-        for (unsigned d = 0; d < 4; d++) wgmma<false>(sum, a[d], of_x + d * ONE_OPERAND, adds || d > 0, T());
+        for (unsigned line = 0; line < LINES; line++)
+#pragma unroll
+            for (unsigned d = 0; d < 4; d++)
+                wgmma<false>(sum, a[line][d], of_x + line * TILE + d * ONE_OPERAND, adds || line > 0 || d > 0, T());
         wgmma_commit();
         // Registers that instructions read keep their numbers until these are done; other blocks of the multiprocessor go on meanwhile.
         wgmma_wait(sum);
@@ -119,16 +135,19 @@ __device__ inline void product(unsigned rows, unsigned columns, unsigned inner, 
                                          residual ? residual + first : nullptr, y + first);
 }
 
+// Blocks of a multiprocessor for which registers suffice.
+#define BESIDE(N) (N <= 16 ? 4 : 3)
+
 // Kernels of N rows at a time.
 #define PRODUCT(T, NAME, BITS, GROUP, KIND, S, N, SPLITS)                                                              \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4)                                           \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, BESIDE(N))                                   \
         opara_matmul_quantized_rows_##BITS##_##GROUP##_##KIND##_##N##_by##SPLITS##_##NAME(unsigned rows,               \
             unsigned columns, unsigned inner, int activation, const T *x, const unsigned char *codes, const S *scales, \
             const T *bias, const T *residual, T *y) {                                                                  \
         product<T, N, SPLITS, false, BITS, GROUP>(rows, columns, inner, activation, x, codes, scales, bias, residual,  \
                                                   y);                                                                  \
     }                                                                                                                  \
-    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, 4)                                           \
+    extern "C" __global__ void CLUSTER(SPLITS) __launch_bounds__(THREADS, BESIDE(N))                                   \
         opara_matmul_quantized_gated_rows_##BITS##_##GROUP##_##KIND##_##N##_by##SPLITS##_##NAME(unsigned rows,         \
             unsigned columns, unsigned inner, int activation, const T *x, const unsigned char *codes, const S *scales, \
             const T *bias, T *y) {                                                                                     \

@@ -44,7 +44,10 @@ struct Division {
 }
 
 /// Of `gemv.cuh`: 16 bytes of a row for each lane.
-const FMA: Division = Division { rows: 4, chunk: 32 * 16, blocks: 3 };
+const FMA: Division = Division { rows: 4, chunk: 32 * OF_LANE, blocks: 3 };
+
+/// Bytes of a row that a lane of `gemv.cuh` takes at a time.
+const OF_LANE: usize = 16;
 
 /// Of `gemv_tensor.cuh`.
 const TENSOR: Division = Division { rows: 16, chunk: 2 * 128, blocks: 2 };
@@ -64,15 +67,17 @@ const APART: usize = 64;
 
 /// Sizes of a product with few rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sizes {
-    dtype: DType,
+pub(in crate::ops) struct Sizes {
+    pub dtype: DType,
     /// Rows of `x`.
     rows: usize,
     /// Results of each.
-    columns: usize,
+    pub columns: usize,
     /// Elements of a row.
-    inner: usize,
-    epilogue: Epilogue,
+    pub inner: usize,
+    pub epilogue: Epilogue,
+    /// The weight's elements are floats of 8 bits, with a scale for each lane's part of a row.
+    are_floats: bool,
     /// Chunks of its rows that a warp asks for ahead.
     ahead: usize,
     /// Multiprocessors of the device.
@@ -114,16 +119,47 @@ impl Sizes {
         let is_some = is_known && rows > 0 && columns > 0 && inner > 0;
         let are_countable = columns.max(inner) <= 1 << 28;
         let processors = capabilities.processors();
-        let mut of = Self { dtype, rows, columns, inner, epilogue, ahead: 1, processors };
+        let of = Self { dtype, rows, columns, inner, epilogue, are_floats: false, ahead: 1, processors };
         let has_kernel =
             if of.is_on_tensor_cores() { rows <= 16 && capabilities.has_tensor_cores() } else { rows <= 8 };
         if !is_some || !are_countable || !has_kernel || !inner.is_multiple_of(wide(dtype)) {
             return None;
         }
-        let most = if of.is_on_tensor_cores() { of.room_ahead(capabilities) } else { STEPS };
+        of.with_ahead(capabilities)
+    }
+
+    /// The same for one row of 16 bits and a weight of floats of 8 bits, of which `group` neighbours have a scale.
+    pub fn of_floats(
+        dtype: DType,
+        [columns, inner]: [usize; 2],
+        group: usize,
+        epilogue: Epilogue,
+        capabilities: &Capabilities,
+    ) -> Option<Self> {
+        let are_countable = (1..=1 << 28).contains(&columns) && (1..=1 << 28).contains(&inner);
+        if !are_countable || !inner.is_multiple_of(group) || !group.is_multiple_of(OF_LANE) {
+            return None;
+        }
+        let processors = capabilities.processors();
+        Self { dtype, rows: 1, columns, inner, epilogue, are_floats: true, ahead: 1, processors }
+            .with_ahead(capabilities)
+    }
+
+    /// With as many chunks ahead as there is room for, if that is one at least.
+    fn with_ahead(mut self, capabilities: &Capabilities) -> Option<Self> {
+        let most = if self.is_on_tensor_cores() { self.room_ahead(capabilities) } else { STEPS };
         // Of this device, which may have fewer blocks than an H100: `gemv.cuh` takes turns with as many chunks of shared memory.
-        of.ahead = of.steps_of(of.blocks() as usize, of.splits()).min(most);
-        (of.ahead > 0 && capabilities.has_shared(of.shared() + of.fixed_shared())).then_some(of)
+        self.ahead = self.steps_of(self.blocks() as usize, self.splits()).min(most);
+        (self.ahead > 0 && capabilities.has_shared(self.shared() + self.fixed_shared())).then_some(self)
+    }
+
+    /// Bytes of an element of the weight.
+    fn of_element(&self) -> usize {
+        if self.are_floats {
+            1
+        } else {
+            self.dtype.size_in_bytes()
+        }
     }
 
     /// One row would leave seven of an instruction's eight columns empty, and multiply-adds were faster there.
@@ -171,7 +207,7 @@ impl Sizes {
 
     /// Chunks of a row.
     fn chunks(&self) -> usize {
-        (self.inner * self.dtype.size_in_bytes()).div_ceil(self.division().chunk)
+        (self.inner * self.of_element()).div_ceil(self.division().chunk)
     }
 
     /// Sets of rows of the weight that a warp takes at a time.
@@ -210,14 +246,25 @@ impl Sizes {
             // Rows that are not there are one row of zeros.
             (self.rows + 1).min(self.kernel()) * (row + APART)
         } else {
-            self.kernel() * row / self.dtype.size_in_bytes() * size_of::<f32>()
+            self.kernel() * row / self.of_element() * size_of::<f32>()
         }
     }
 
     /// Of a chunk of each row of each warp.
     fn shared_of_chunks(&self) -> usize {
         let Division { rows, chunk, .. } = self.division();
-        WARPS * rows * chunk
+        let scales = if self.are_floats { chunk / OF_LANE * size_of::<f32>() } else { 0 };
+        WARPS * rows * (chunk + scales)
+    }
+
+    /// Warps that share rows of the weight, and the launch shape.
+    pub fn launch(&self) -> (usize, LaunchConfig) {
+        let config = LaunchConfig {
+            grid_dim: (self.blocks(), 1, 1),
+            block_dim: (32 * WARPS as u32, 1, 1),
+            shared_mem_bytes: self.shared() as u32,
+        };
+        (self.splits(), config)
     }
 
     /// Bytes of shared memory that the kernel has besides, at most: sums of warps, twice, and of squares.
@@ -253,13 +300,8 @@ pub(super) fn gemv<T: DeviceRepr>(
 ) -> Result<()> {
     let Sizes { rows, columns, inner, .. } = *of;
     let Operands { scale, eps, weight, bias, residual } = *operands;
-    let (numel, splits, y) = (rows * columns, of.splits(), y.as_view_mut());
+    let ((splits, config), numel, y) = (of.launch(), rows * columns, y.as_view_mut());
     let (variant, code) = (format!("{}_{}", of.kernel(), of.dtype.as_str()), of.module());
-    let config = LaunchConfig {
-        grid_dim: (of.blocks(), 1, 1),
-        block_dim: (32 * WARPS as u32, 1, 1),
-        shared_mem_bytes: of.shared() as u32,
-    };
     match of.epilogue {
         Epilogue::Added(activation) => {
             let activation = activation.code();
@@ -323,6 +365,12 @@ mod tests {
             let x = x_rows * (2 * of.inner + APART);
             assert_eq!((of.ahead, of.shared()), (ahead, x + ahead * WARPS * TENSOR.rows * TENSOR.chunk), "{of:?}");
         }
+        // Floats of 8 bits: half the chunks, and a scale for each lane.
+        let floats = |inner| Sizes::of_floats(DType::BF16, [4096, inner], 128, plain, &hopper);
+        let of = floats(14_336).expect("it fits");
+        assert_eq!((of.chunks(), of.splits(), of.shared_of_x()), (28, 2, 4 * 14_336), "{of:?}");
+        assert_eq!(of.shared() - of.shared_of_x(), STEPS * WARPS * FMA.rows * 32 * (16 + 4));
+        assert_eq!(floats(14_336 + 64), None, "half a group");
         assert_eq!(new(DType::F32, 9, 64, 64, plain), None, "more rows than kernels take");
         assert_eq!(new(DType::BF16, 17, 64, 64, plain), None, "more rows than kernels take");
         assert_eq!(new(DType::F16, 1, 64, 100, plain), None, "rows that 16 bytes do not divide");

@@ -42,9 +42,6 @@ pub(super) const MOST: usize = WIDTHS[WIDTHS.len() - 1];
 /// Blocks of a cluster, which share the inner dimension.
 const SPLITS: [usize; 4] = [1, 2, 4, 8];
 
-/// Blocks that a weight is split into at most, for each multiprocessor.
-const MOST_BLOCKS: usize = 3;
-
 /// Blocks of a multiprocessor that run side by side at most, without room for others.
 const BESIDE: usize = 4;
 
@@ -70,12 +67,17 @@ pub(in crate::ops) struct Family {
     pub widths: &'static [usize],
     /// Rows of `x` at least and at most: the last kernel's blocks may have some each.
     pub rows: (usize, usize),
-    /// Bytes of a block's part of a weight, of [`LINE`] bytes of `x`.
+    /// Parts of [`LINE`] bytes of `x` that a block multiplies at a time.
+    pub lines: usize,
+    /// Bytes of a block's part of a weight, of these.
     pub of_weight: usize,
+    /// A weight is split into as many blocks as one of these allows: so many at most for each multiprocessor, of so many steps at least.
+    pub splits: &'static [(usize, usize)],
 }
 
 /// Of a weight of 16 bits.
-const OF_16_BITS: Family = Family { widths: WIDTHS, rows: (2, MOST), of_weight: ROWS * LINE };
+const OF_16_BITS: Family =
+    Family { widths: WIDTHS, rows: (2, MOST), lines: 1, of_weight: ROWS * LINE, splits: &[(3, 2)] };
 
 /// Sizes of such a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,8 +116,10 @@ impl Sizes {
         }
         let mut of = Self { dtype, rows, columns, inner, epilogue, family, shared: 0 };
         let whole = capabilities.shared_beside(0) + RESERVED;
-        of.shared = (whole / of.beside() - RESERVED).min(MOST_SLOTS * of.slot());
-        (of.shared >= LEAST_SLOTS * of.slot() && of.shared >= of.sums()).then_some(of)
+        let shared = |beside: usize| (whole / beside - RESERVED).min(MOST_SLOTS * of.slot());
+        let least = (LEAST_SLOTS * of.slot()).max(of.sums());
+        of.shared = (1..=of.beside()).rev().map(shared).find(|&shared| shared >= least)?;
+        Some(of)
     }
 
     /// Rows of the kernel.
@@ -132,7 +136,7 @@ impl Sizes {
 
     /// Bytes of a step.
     fn slot(&self) -> usize {
-        self.family.of_weight + self.width() * LINE
+        self.family.of_weight + self.family.lines * self.width() * LINE
     }
 
     /// Bytes of a block's sums: `PITCH` floats of the header for each row.
@@ -148,8 +152,13 @@ impl Sizes {
     /// Blocks of a cluster: as many as multiprocessors have room for, with two steps each. It depends on the weight alone, so that the bits
     /// of a row do not depend on how many there are.
     pub fn splits(&self) -> usize {
-        let steps = (self.inner * self.dtype.size_in_bytes()).div_ceil(LINE);
-        let fit = |&splits: &usize| self.clusters() * splits <= MOST_BLOCKS * PROCESSORS && 2 * splits <= steps;
+        let steps = (self.inner * self.dtype.size_in_bytes()).div_ceil(self.family.lines * LINE);
+        let fit = |&splits: &usize| {
+            let of = |&(blocks, least): &(usize, usize)| {
+                self.clusters() * splits <= blocks * PROCESSORS && least * splits <= steps
+            };
+            self.family.splits.iter().any(of)
+        };
         SPLITS.into_iter().rev().find(fit).unwrap_or(1)
     }
 
@@ -157,7 +166,8 @@ impl Sizes {
     /// this one's end, and would gather on those that are free first. Clusters are not packed so densely: they have room for one more.
     fn beside(&self) -> usize {
         let splits = self.splits();
-        (self.clusters() * self.tiles() * splits).div_ceil(PROCESSORS).min(BESIDE) + usize::from(splits > 1)
+        let blocks = (self.clusters() * self.tiles() * splits).div_ceil(PROCESSORS);
+        (blocks + usize::from(splits > 1)).min(BESIDE)
     }
 
     /// Blocks that have some rows of `x` each.

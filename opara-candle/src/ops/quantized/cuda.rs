@@ -8,12 +8,12 @@ use half::{bf16, f16};
 
 use super::blocks::Format;
 use super::launch::{self, Codes, Gemv, Operands};
-use super::warpgroup;
 use super::weight::QuantizedWeight;
+use super::{floats, warpgroup};
 use crate::cuda::driver::kernels::{written, Capabilities};
 use crate::cuda::operator::{begin_wide, elements, launched, takes, with_elements, Call, Kernel};
 use crate::gradient::applied;
-use crate::ops::gemv::launch::Epilogue;
+use crate::ops::gemv::launch::{self as gemv, Epilogue};
 use crate::ops::gemv::warpgroup::Sizes;
 use crate::ops::{rms_norm, Activation, RmsScale};
 
@@ -56,19 +56,20 @@ pub(super) fn product(
             return launched(few, &x, shape).map(Some);
         }
     }
-    let of = Gemv::new(x.dtype(), weight.format, sizes, gate, &Capabilities::of(device, code)?);
-    let Some(of) = of else { return Ok(None) };
+    let of_floats = floats::sizes(weight.format, x.dtype(), sizes, epilogue, &Capabilities::of(device, floats::CODE)?);
+    let of_codes = Gemv::new(x.dtype(), weight.format, sizes, gate, &Capabilities::of(device, code)?);
+    let Some(of) = of_floats.map(Way::Floats).or(of_codes.map(Way::Codes)) else { return Ok(None) };
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);
     if !begin_wide([Some(&x), Some(&weight.codes), Some(&weight.scales), scale.as_ref()].into_iter().flatten())? {
         return Ok(None);
     }
     let (bias, residual) = (contiguous(bias)?, contiguous(residual)?);
-    launched(Few { of: Way::Codes(of), eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
+    launched(Few { of, eps, weight: weight.clone(), scale, bias, residual }, &x, shape).map(Some)
 }
 
 /// Are there kernels for products of floats of 8 bits with rows of this type?
 pub(super) fn multiplies_floats(dtype: DType, device: &CudaDevice) -> Result<bool> {
-    let (sizes, epilogue) = ([1, Format::FLOATS.group, Format::FLOATS.group], Epilogue::Added(Activation::None));
+    let (sizes, epilogue) = ([2, Format::FLOATS.group, Format::FLOATS.group], Epilogue::Added(Activation::None));
     let capabilities = Capabilities::of(device, warpgroup::CODE)?;
     Ok(warpgroup::sizes(Format::FLOATS, dtype, sizes, epilogue, &capabilities).is_some())
 }
@@ -77,6 +78,8 @@ pub(super) fn multiplies_floats(dtype: DType, device: &CudaDevice) -> Result<boo
 enum Way {
     /// Those that multiply codes.
     Codes(Gemv),
+    /// Those of one row and 8-bit floats.
+    Floats(gemv::Sizes),
     Warpgroups(Sizes),
 }
 
@@ -100,6 +103,7 @@ impl Kernel for Few {
                 let operands = Operands { norm, eps: self.eps, weight, bias, residual };
                 match &self.of {
                     Way::Codes(of) => launch::gemv(device, of, &x, &operands, y),
+                    Way::Floats(of) => floats::product(device, of, &x, &operands, y),
                     Way::Warpgroups(of) => warpgroup::product(device, of, self.weight.format, &x, &operands, y),
                 }
             })

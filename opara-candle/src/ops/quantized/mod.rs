@@ -4,6 +4,8 @@ mod blocks;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]
+pub(super) mod floats;
+#[cfg(feature = "cuda")]
 pub(super) mod launch;
 #[cfg(feature = "cuda")]
 pub(super) mod of_blocks;
@@ -31,7 +33,8 @@ use crate::cpu::record::apply;
 ///
 /// On Hopper in f16 and bf16, 9 to 256 rows are a norm, and a launch in which codes become elements of that type on their way to the tensor
 /// cores. So the weight is not expanded in memory, and `x` keeps its bits. A row's result does not depend on how many there are. This
-/// needs rows of a length that 64 divides. [8-bit floats](QuantizedWeight::of_floats) need 128, and have that launch for 1 to 256 rows.
+/// needs rows of a length that 64 divides. [8-bit floats](QuantizedWeight::of_floats) need 128, and have that launch for 2 to 256 rows. One
+/// row of `x` has a launch of its own, with the norm.
 ///
 /// ```
 /// # use candle::quantized::{GgmlDType, QTensor};

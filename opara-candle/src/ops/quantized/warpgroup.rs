@@ -40,8 +40,12 @@ kernels! {
 const WIDTHS: &[usize] = &[16, 64];
 const MOST: usize = 256;
 
-/// Elements of a row that a block multiplies at a time.
-const STEP: usize = LINE / 2;
+/// Elements of a row's line, and the lines that a block multiplies at a time (`LINES`).
+const OF_LINE: usize = LINE / 2;
+const LINES: usize = 2;
+
+/// Long rows are worth more blocks than there are beside one another, since codes take time to become elements.
+const SPLITS: &[(usize, usize)] = &[(3, 2), (7, 8)];
 
 /// Where tiles of `x` begin: at multiples of these bytes (`BASE`).
 const BASE: usize = 1 << 10;
@@ -54,13 +58,14 @@ pub(super) fn sizes(
     epilogue: Epilogue,
     capabilities: &Capabilities,
 ) -> Option<Sizes> {
-    // A step has a part of a group at least.
-    let of_row = STEP * format.bits / 8 + STEP.div_ceil(format.group) * format.numbers() * 2;
-    let of_weight = (ROWS * of_row).next_multiple_of(BASE);
-    // Few rows of codes have kernels that multiply these, which are faster.
-    let family = Family { widths: WIDTHS, rows: (if format.are_floats { 1 } else { FEW + 1 }, MOST), of_weight };
+    // A line has a part of a group at least.
+    let of_row = OF_LINE * format.bits / 8 + OF_LINE.div_ceil(format.group) * format.numbers() * 2;
+    let of_weight = (ROWS * LINES * of_row).next_multiple_of(BASE);
+    // Few rows of codes have kernels that multiply these, and one row of floats one that multiplies elements, which are faster.
+    let rows = (if format.are_floats { 2 } else { FEW + 1 }, MOST);
+    let family = Family { widths: WIDTHS, rows, lines: LINES, of_weight, splits: SPLITS };
     // What a block copies of a row's codes and scales is whole, and begins where copies do.
-    if !sizes[2].is_multiple_of(STEP.max(format.group)) {
+    if !sizes[2].is_multiple_of(OF_LINE.max(format.group)) {
         return None;
     }
     Sizes::of(family, dtype, sizes, epilogue, capabilities)
@@ -139,15 +144,17 @@ mod tests {
         let hopper = capabilities("sm_90a", 90, 227 << 10);
         for (format, dtype) in FORMATS.iter().flat_map(|&format| [(format, DType::F16), (format, DType::BF16)]) {
             for (columns, inner, gate, splits) in
-                [(6144, 4096, false, 4), (14_336, 4096, true, 1), (4096, 14_336, false, 4), (8, 128, false, 1)]
+                [(6144, 4096, false, 4), (14_336, 4096, true, 2), (4096, 14_336, false, 8), (8, 128, false, 1)]
             {
                 let activation = Activation::Silu;
                 let epilogue = if gate { Epilogue::Gated(activation) } else { Epilogue::Added(activation) };
-                let least = if format.are_floats { 1 } else { FEW + 1 };
+                let least = if format.are_floats { 2 } else { FEW + 1 };
                 for rows in least..=256 {
                     let of = sizes(format, dtype, [rows, columns, inner], epilogue, &hopper).expect("it fits");
                     let (variant, config) = of.launch();
-                    assert_eq!(of.of_weight(), if format.bits == 4 { 3072 } else { 5120 }, "`BYTES` of the header");
+                    let of_groups = LINES * (OF_LINE / format.group).max(1) * format.numbers() * 2 * ROWS;
+                    let bytes = (ROWS * LINES * OF_LINE * format.bits / 8 + of_groups).next_multiple_of(BASE);
+                    assert_eq!(of.of_weight(), bytes, "`BYTES` of the header");
                     let width = if rows <= 16 { 16 } else { 64 };
                     assert_eq!(variant, format!("{width}_by{splits}_{}", dtype.as_str()), "{of:?}");
                     assert_eq!(config.grid_dim.1 as usize, rows.div_ceil(width), "{of:?}");
@@ -155,7 +162,7 @@ mod tests {
                     assert!(module(format, dtype).is_empty() || module(format, dtype).contains(&name), "{name}");
                 }
             }
-            for (rows, inner) in [(if format.are_floats { 0 } else { FEW }, 128), (257, 128), (9, 96)] {
+            for (rows, inner) in [(if format.are_floats { 1 } else { FEW }, 128), (257, 128), (9, 96)] {
                 let epilogue = Epilogue::Added(Activation::None);
                 assert_eq!(sizes(format, dtype, [rows, 64, inner], epilogue, &hopper), None, "{rows} of {inner}");
             }
