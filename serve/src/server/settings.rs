@@ -147,7 +147,7 @@ pub struct Settings {
     pub allow_unread: bool,
 
     /// Keep 8-bit floats (fp8) of decoders as they are on GPUs that multiply with them (Hopper, with --dtype f16 or bf16): half the
-    /// memory, and slower.
+    /// memory, faster for up to 16 texts at once, and slower for 64 and more.
     #[arg(long)]
     #[serde(skip_serializing_if = "is_false")]
     pub keep_fp8: bool,

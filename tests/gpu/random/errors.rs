@@ -67,9 +67,16 @@ impl Errors {
         self.squares.map(|squares| (squares / self.numbers.max(1.)).sqrt())
     }
 
-    /// Why the executor's results are less accurate than candle's, by more than other inputs explain, `room` times.
-    pub fn reason(&self, room: f64) -> Option<String> {
+    /// Candle's alone, for [`reason`](Self::reason).
+    pub fn candles(&self) -> [f64; 2] {
+        [self.rms()[0], self.most[0]]
+    }
+
+    /// Why the executor's results are less accurate than candle's, by more than other inputs explain, `room` times. Candle's errors count as
+    /// `least` at least: the root of their mean square, and the largest.
+    pub fn reason(&self, room: f64, least: [f64; 2]) -> Option<String> {
         let ([candle, own], [candles_most, most]) = (self.rms(), self.most);
+        let (candle, candles_most) = (candle.max(least[0]), candles_most.max(least[1]));
         let is_wrong = own > room * (1.3 * candle + 0.3) || most > room * (2.5 * candles_most + 3.);
         is_wrong
             .then(|| format!("{own:.3} roundings, at most {most:.2}; candle's {candle:.3}, at most {candles_most:.2}"))

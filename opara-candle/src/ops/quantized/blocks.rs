@@ -5,6 +5,7 @@
 use candle::quantized::GgmlDType;
 use candle::{bail, Result};
 use half::f16;
+use rayon::prelude::*;
 
 /// Codes of this many bits, how many neighbours of a row share a scale, and whether they share a minimum, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,39 +71,48 @@ pub(super) struct Groups {
     pub scales: Vec<f16>,
 }
 
+/// Blocks that a thread reads at a time.
+const AT_ONCE: usize = 1 << 12;
+
 impl Groups {
-    /// Of the blocks of a GGUF type.
+    /// Of the blocks of GGUF types, one weight after the other, in a format that can hold all. All threads read blocks.
     ///
     /// # Errors
-    /// A type without a [`format`]; bytes that are no whole blocks.
-    pub fn of(dtype: GgmlDType, data: &[u8]) -> Result<Self> {
-        let Some(format) = format(dtype) else { bail!("{dtype:?} has no codes for a quantised weight") };
-        let block = dtype.type_size();
-        if !data.len().is_multiple_of(block) {
-            bail!("{} bytes are no whole blocks of {dtype:?}", data.len())
+    /// No weight, or a type without a [`format`]; bytes that are no whole blocks.
+    pub fn of(weights: &[(GgmlDType, &[u8])]) -> Result<Self> {
+        let mut all: Option<Format> = None;
+        for (dtype, data) in weights {
+            let Some(format) = format(*dtype) else { bail!("{dtype:?} has no codes for a quantised weight") };
+            if !data.len().is_multiple_of(dtype.type_size()) {
+                bail!("{} bytes are no whole blocks of {dtype:?}", data.len())
+            }
+            all = Some(all.map_or(format, |all| all.with(format)));
         }
-        let elements = data.len() / block * dtype.block_size();
+        let Some(format) = all else { bail!("no quantised weights were given") };
+        let parts = weights
+            .iter()
+            .flat_map(|(dtype, data)| data.chunks(AT_ONCE * dtype.type_size()).map(move |part| (*dtype, part)));
+        let parts: Vec<(GgmlDType, &[u8])> = parts.collect();
+        let parts: Vec<Self> =
+            parts.into_par_iter().map(|(dtype, part)| Self::of_part(dtype, part).in_format(format)).collect();
+        let (codes, scales): (Vec<Vec<u8>>, Vec<Vec<f16>>) =
+            parts.into_iter().map(|part| (part.codes, part.scales)).unzip();
+        Ok(Self { format, codes: codes.concat(), scales: scales.concat() })
+    }
+
+    /// Of whole blocks of a type that has a format.
+    fn of_part(dtype: GgmlDType, data: &[u8]) -> Self {
+        let format = format(dtype).unwrap_or(Format::FOUR_AFFINE);
+        let elements = data.len() / dtype.type_size() * dtype.block_size();
         let mut to = Self {
             format,
             codes: Vec::with_capacity(elements * format.bits / 8),
             scales: Vec::with_capacity(elements / format.group * format.numbers()),
         };
-        for block in data.chunks_exact(block) {
+        for block in data.chunks_exact(dtype.type_size()) {
             to.append(dtype, block);
         }
-        Ok(to)
-    }
-
-    /// Those of several weights, one after the other.
-    pub fn joined(all: Vec<Self>) -> Self {
-        let format = all.iter().map(|groups| groups.format).reduce(Format::with);
-        let all = all.into_iter().map(|groups| groups.in_format(format.unwrap_or(Format::FOUR_AFFINE)));
-        let joined = all.reduce(|mut joined, next| {
-            joined.codes.extend(next.codes);
-            joined.scales.extend(next.scales);
-            joined
-        });
-        joined.unwrap_or(Self { format: Format::FOUR_AFFINE, codes: Vec::new(), scales: Vec::new() })
+        to
     }
 
     /// The elements.
@@ -133,6 +143,9 @@ impl Groups {
 
     /// The same elements in a format that can hold them ([`Format::with`]).
     fn in_format(self, format: Format) -> Self {
+        if self.format == format {
+            return self;
+        }
         let times = self.format.group / format.group;
         let of_group = |of: [f16; 2]| of[..format.numbers()].repeat(times);
         let scales = self.of_groups().flat_map(of_group).collect();
@@ -309,7 +322,7 @@ mod tests {
         for dtype in TYPES {
             let of = quantized(dtype)?;
             let expected = of.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1::<f32>()?;
-            let got = Groups::of(dtype, &of.data()?)?.elements();
+            let got = Groups::of(&[(dtype, &of.data()?)])?.elements();
             let difference = difference(&got, &expected);
             assert!(difference < 1e-3, "{dtype:?}: {difference}");
         }
@@ -319,14 +332,26 @@ mod tests {
     #[test]
     fn weights_of_several_types_keep_their_elements() -> Result<()> {
         for pair in TYPES.into_iter().flat_map(|first| TYPES.map(|second| [first, second])) {
-            let parts = pair.map(|dtype| Groups::of(dtype, &quantized(dtype)?.data()?));
-            let parts = parts.into_iter().collect::<Result<Vec<_>>>()?;
+            let of = |dtype| Ok((dtype, quantized(dtype)?.data()?.into_owned()));
+            let data = pair.into_iter().map(of).collect::<Result<Vec<_>>>()?;
+            let data: Vec<(GgmlDType, &[u8])> = data.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();
+            let parts = data.iter().map(|one| Groups::of(&[*one])).collect::<Result<Vec<_>>>()?;
             let expected: Vec<f32> = parts.iter().flat_map(Groups::elements).collect();
             let format = parts[0].format.with(parts[1].format);
-            let joined = Groups::joined(parts);
+            let joined = Groups::of(&data)?;
             assert_eq!((joined.format, joined.elements() == expected), (format, true), "{pair:?}");
             assert_eq!(joined.scales.len(), expected.len() / format.group * format.numbers(), "{pair:?}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn threads_read_blocks_in_their_order() -> Result<()> {
+        let (dtype, times) = (GgmlDType::Q6K, AT_ONCE / 5);
+        let weight = quantized(dtype)?;
+        let once = Groups::of(&[(dtype, &weight.data()?)])?;
+        let all = Groups::of(&[(dtype, &weight.data()?.repeat(times))])?;
+        assert!(all.codes == once.codes.repeat(times) && all.scales == once.scales.repeat(times));
         Ok(())
     }
 
@@ -346,7 +371,8 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_blocks_are_errors() {
-        assert!(Groups::of(GgmlDType::Q4_0, &[0; 17]).is_err());
-        assert!(Groups::of(GgmlDType::Q8K, &[]).is_err());
+        assert!(Groups::of(&[(GgmlDType::Q4_0, &[0; 17])]).is_err());
+        assert!(Groups::of(&[(GgmlDType::Q8K, &[])]).is_err());
+        assert!(Groups::of(&[]).is_err());
     }
 }
