@@ -5,8 +5,9 @@ gets while nobody else asks.
 
 Prompts are token ids, of which some share their beginning, and requests are greedy: an answer has to be the beginning of its prompt's
 longest one, token by token. Clients join and leave, hang up in the middle of a stream, ask for several answers at once, read slowly,
-ask for more than the context holds, and wait in between. At the end the server has to have as many texts, free pages and bytes of GPU memory as when the
-check began; memory is not compared where there is no `nvidia-smi`. It needs Python's own library alone. Status 1: something is not as it has to be.
+ask for more than the context holds, and wait in between. At the end the server may hold no text and no page, and no more memory of the first
+GPU than when the check began, which must be the server's alone. Memory is not compared where there is no `nvidia-smi`. It needs Python's own
+library alone. Status 1: something is not as it has to be.
 """
 import argparse
 import asyncio
@@ -26,7 +27,7 @@ SLACK = 64 << 20
 
 
 def prompts(vocab, context, seed):
-    """Prompts of 1 token to half of the context, two of three behind one of a few common beginnings."""
+    """Prompts of 1 token to half of the context, five of six behind one of a few common beginnings."""
     random_of = random.Random(seed)
     ids = range(min(1000, vocab // 4), vocab * 98 // 100)
     most = max(1, min(context // 2, context - LONGEST - 8))
@@ -118,11 +119,11 @@ class Soak:
                 assert len(self.longest[number]) == LONGEST, body["usage"]
 
     def check(self, number, got, tokens, what):
-        expected = self.longest[number][: len(got)]
-        if got != expected:
-            at = next(at for at in range(len(got)) if got[at] != expected[at])
+        both = zip(got, self.longest[number])
+        if (at := next((at for at, (own, other) in enumerate(both) if own != other), None)) is not None:
+            expected = self.longest[number]
             self.fail(f"prompt {number} of {len(self.prompts[number])}, {what}: token {at} is {got[at]}, alone {expected[at]}")
-        if tokens is not None and len(got) != tokens:
+        if len(got) > LONGEST or tokens is not None and len(got) != tokens:
             self.fail(f"prompt {number}, {what}: {len(got)} tokens of {tokens}")
 
     async def once(self, random_of):
@@ -164,7 +165,7 @@ class Soak:
         while time.monotonic() < end and len(self.wrong) < 100:
             try:
                 await asyncio.wait_for(self.once(random_of), 120)
-            except (OSError, asyncio.IncompleteReadError, ValueError, KeyError, asyncio.TimeoutError) as error:
+            except (OSError, asyncio.IncompleteReadError, ValueError, LookupError, asyncio.TimeoutError) as error:
                 self.fail(f"{type(error).__name__}: {error}")
             if random_of.random() < 0.1:
                 await asyncio.sleep(random_of.expovariate(1))
@@ -206,6 +207,7 @@ async def run(args):
     for name in gauges:
         print(f"{name} {before[name]:.0f} then {after[name]:.0f}")
     held = [name for name in gauges if 'state="held"' in name or "sequences" in name]
+    assert len(held) >= 3, f"the server's metrics lack {gauges}"
     for name in held:
         if after[name]:
             soak.fail(f"{name} is {after[name]:.0f} with no request")

@@ -6,6 +6,7 @@ import unittest
 
 import serving
 import side_by_side
+import soak
 
 CELL = {"model": "null", "vocab": 2048, "workload": "8/8", "clients": 2, "seed": 0, "shared_prefix": 0}
 
@@ -55,6 +56,25 @@ class Rows(unittest.TestCase):
         self.assertIn("tokens/s: 90.5, vLLM 120.0: LOST by 32.6%", side_by_side.table([*turns, row("vllm", 1, 120.0)]))
         self.assertIn("behind by 0.6%, but turns of one engine differ by 1.1%", side_by_side.table([*turns, row("vllm", 1, 91.0)]))
         self.assertIn("In none of 1 cells", side_by_side.table([*turns, row("vllm", 1, 50.0)]))
+
+
+class Soak(unittest.TestCase):
+    def test_prompts_leave_room_for_the_longest_answer(self):
+        for context in (512, 1024, 8192):
+            of = soak.prompts(2048, context, 0)
+            self.assertTrue(all(0 < len(prompt) <= context - soak.LONGEST for prompt in of))
+            self.assertEqual(of, soak.prompts(2048, context, 0))
+
+    def test_an_answer_is_the_beginning_of_the_longest_one(self):
+        of = soak.Soak(("127.0.0.1", 1), "null", [[1, 2]], 512)
+        of.longest[0] = list(range(soak.LONGEST))
+        for got, tokens in (([0, 1, 2], 3), ([], None), ([0, 1], None)):
+            of.check(0, got, tokens, "whole")
+        self.assertEqual(of.wrong, [])
+        for got, tokens in (([0, 1, 3], 3), ([0, 1], 3), ([1], None), ([*range(soak.LONGEST), 7], None)):
+            before = len(of.wrong)
+            of.check(0, got, tokens, "whole")
+            self.assertEqual(len(of.wrong), before + 1, got)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ pub use self::error::{DecoderError, Result};
 pub use self::gguf_file::GgufFile;
 pub use self::pieces::Pieces;
 pub use self::rotary::{Rotary, Scaling};
-pub use self::syntax::{CallForm, CallSyntax, Syntax};
+pub use self::syntax::{CallForm, CallId, CallSyntax, Syntax};
 pub use self::text::Text;
 /// A value that chat templates read. The fields of objects keep their order.
 pub use minijinja::Value;

@@ -10,7 +10,7 @@ use serde_json::json;
 use super::conversation::{Conversation, Message, PromptEnd};
 use super::error::{DecoderError, Result};
 use super::jinja::{of_json, Jinja};
-use super::syntax::Syntax;
+use super::syntax::{announced, Syntax};
 
 /// A model's templates.
 pub(super) struct Templates {
@@ -112,24 +112,43 @@ impl Template {
         template.reads_parts = of_parts.contains(said) && !is_listed;
         template.reads_texts = of_text.contains(said) || !template.reads_parts;
         template.writes_null = writes_null;
-        template.syntax = template.learn_syntax(tokens);
-        if template.syntax.calls.is_none() {
-            template.reads_json = true;
-            let syntax = template.learn_syntax(tokens);
-            template.reads_json = syntax.calls.is_some();
-            if template.reads_json {
-                template.syntax = syntax;
-            }
-        }
+        template.learn_syntax(tokens);
         Ok(template)
     }
 
-    fn learn_syntax(&self, tokens: &BTreeMap<String, String>) -> Syntax {
-        Syntax::of(|messages| {
-            let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
-            let turns = Conversation { messages, end: PromptEnd::Turn, ..Conversation::default() };
-            self.render(&turns, tokens).unwrap_or_default()
-        })
+    /// Finds out how calls and reasoning are written.
+    fn learn_syntax(&mut self, tokens: &BTreeMap<String, String>) {
+        let reads_tools = self.jinja.reads("tools");
+        // Some templates write no calls without tools, some read arguments as texts.
+        for (has_tools, reads_json) in [(false, false), (false, true), (true, false), (true, true)] {
+            if has_tools && !reads_tools {
+                break;
+            }
+            self.reads_json = reads_json;
+            if let Some(syntax) = Syntax::of(true, |messages| self.probe(messages, has_tools, tokens)) {
+                self.syntax = syntax;
+                return;
+            }
+        }
+        self.reads_json = false;
+        self.syntax = Syntax::of(false, |messages| self.probe(messages, false, tokens)).unwrap_or_default();
+        // A role may be written with tools alone where it has no message.
+        let [of_system, asked, answer] =
+            ["system", "user", "assistant"].map(|role| json!({"role": role, "content": "a question"}));
+        let of_roles = self.probe(json!([of_system, asked, answer]), false, tokens);
+        let of_user = |has_tools| self.probe(json!([asked]), has_tools, tokens);
+        self.syntax.calls = announced(&(of_roles + &of_user(false)), &of_user(true)).filter(|_| reads_tools);
+    }
+
+    /// The text of these turns, with a tool or without any: empty where the template refuses them.
+    fn probe(&self, messages: serde_json::Value, has_tools: bool, tokens: &BTreeMap<String, String>) -> String {
+        let messages: Vec<Message> = serde_json::from_value(messages).unwrap_or_default();
+        let parameters = json!({"type": "object", "properties": {"a": {"type": "string", "description": "d"}}});
+        let function = json!({"name": "f", "description": "d", "parameters": parameters});
+        let tools = Value::from_serialize(json!([{"type": "function", "function": function}]));
+        let names = has_tools.then(|| ("tools".to_owned(), tools)).into_iter().collect();
+        let turns = Conversation { messages, names, end: PromptEnd::Turn };
+        self.render(&turns, tokens).unwrap_or_default()
     }
 
     fn render(&self, conversation: &Conversation, tokens: &BTreeMap<String, String>) -> Result<String, Error> {
@@ -203,4 +222,40 @@ fn until_content(mut prompt: String, content: Option<&Value>) -> Result<String, 
     let kept = if prompt[start..].starts_with(whole) { whole } else { content.trim() };
     prompt.truncate(start + kept.len());
     Ok(prompt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::syntax::CallForm;
+    use super::*;
+
+    #[test]
+    fn calls_may_be_written_with_tools_alone() {
+        let calls = |source: &str| {
+            let templates = Templates::of(source, BTreeMap::new()).expect("a template");
+            templates.syntax(true).and_then(|syntax| syntax.calls.clone())
+        };
+        let turns = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}CALLS<|end|>{% endfor %}";
+        let of_tools =
+            "{% if tools %}{% for call in m.tool_calls or [] %}<call>{{ ARGUMENTS }}</call>{% endfor %}{% endif %}";
+        let form = CallForm::Object { id: None, name: "name".into(), arguments: "arguments".into() };
+        // As Hunyuan has it, with arguments as objects or as texts.
+        for arguments in [
+            "call.function | tojson",
+            r#"'{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments + '}'"#,
+        ] {
+            let found = calls(&turns.replace("CALLS", of_tools).replace("ARGUMENTS", arguments)).expect("calls");
+            assert_eq!((found.open.as_str(), found.close.as_str(), &found.form), ("<call>", "</call>", &form));
+        }
+        // As Granite 3.1 to 3.3 have it, which write no calls.
+        let said = "{% if tools %}Respond only with <|tool_call|> followed by a JSON list of tools used: {{ tools }}{% endif %}";
+        let found = calls(&format!("{said}{}", turns.replace("CALLS", ""))).expect("calls");
+        assert_eq!(
+            (found.open.as_str(), found.between.as_deref(), found.close.as_str()),
+            ("<|tool_call|>[", Some(", "), "]")
+        );
+        assert_eq!(found.form, form);
+        // Without such a mark nothing is known.
+        assert_eq!(calls(&format!("{}{}", said.replace("<|tool_call|>", "calls"), turns.replace("CALLS", ""))), None);
+    }
 }

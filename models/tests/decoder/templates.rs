@@ -1,6 +1,6 @@
 //! What a conversation says reaches the chat template.
 
-use opara_models::decoder::{CallForm, Conversation, Message, PromptEnd, Text, Value};
+use opara_models::decoder::{CallForm, CallId, Conversation, Message, PromptEnd, Text, Value};
 use serde_json::json;
 
 use super::text::said_by_user;
@@ -106,7 +106,7 @@ fn arguments_are_given_as_the_template_reads_them() {
         let expected = "assistant: <call>f\n{\"city\": \"Øy\", \"days\": [1, 2]}</call>";
         assert_eq!(prompt(&text, &turns), expected, "{arguments}");
         let calls = text.syntax(true).and_then(|syntax| syntax.calls.clone()).expect("it writes calls");
-        assert_eq!(calls.form, CallForm::Named { before_id: None, middle: "\n".into() });
+        assert_eq!(calls.form, CallForm::Named { id: CallId::None, middle: "\n".into() });
     }
 }
 

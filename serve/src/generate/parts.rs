@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn syntax() -> Syntax {
-        let form = CallForm::Object { name: "name".into(), arguments: "arguments".into() };
+        let form = CallForm::Object { id: None, name: "name".into(), arguments: "arguments".into() };
         let (open, close) = ("<call>".into(), "</call>".into());
         let calls = Some(CallSyntax { open, between: None, close, form });
         Syntax { calls, reasoning: Some(("<think>".into(), "</think>".into())) }

@@ -1,18 +1,18 @@
 //! Calls of tools as a grammar.
 
-use opara_models::decoder::{CallForm, CallSyntax};
-use serde_json::{json, Value};
+use opara_models::decoder::{CallForm, CallId, CallSyntax};
+use serde_json::{json, Map, Value};
 
 use super::argument_grammar::{quoted, value_between_marks};
 use super::between::Between;
 use super::rules::{literal, Rules};
-use super::Result;
+use super::{Failure, Result};
 use crate::generate::Tool;
 
 /// Calls of these tools, behind the mark before the first one.
 ///
 /// # Errors
-/// Arguments that cannot be made to fit their schema.
+/// Arguments that cannot be made to fit their schema, and names that an id cannot have where the model writes an id alone.
 pub(super) fn calls(rules: &mut Rules, syntax: &CallSyntax, tools: &[Tool], are_several: bool) -> Result<String> {
     let call = rules.name();
     let further = syntax.between.as_ref().filter(|_| are_several);
@@ -27,17 +27,33 @@ pub(super) fn calls(rules: &mut Rules, syntax: &CallSyntax, tools: &[Tool], are_
         let parameters = tool.parameters.as_ref().unwrap_or(&any);
         let name = literal(&tool.name);
         Ok(match &syntax.form {
-            CallForm::Object { name, arguments } => {
+            CallForm::Object { id, name, arguments } => {
+                let mut fields = Map::new();
+                fields.extend(id.clone().map(|id| (id, json!({"type": "string", "pattern": "^[a-zA-Z0-9]{1,9}$"}))));
+                fields.insert(name.clone(), json!({"const": tool.name}));
+                fields.insert(arguments.clone(), parameters.clone());
+                let required: Vec<&String> = fields.keys().collect();
                 let schema = json!({
-                    "type": "object", "properties": {name: {"const": tool.name}, arguments: parameters},
-                    "required": [name, arguments], "additionalProperties": false,
+                    "type": "object", "required": required, "properties": fields, "additionalProperties": false,
                 });
                 rules.json(&schema, parameters)?
             }
-            CallForm::Named { before_id, middle } => {
-                let before = before_id.as_ref().map(|before| format!("{} /[a-zA-Z0-9]{{9}}/", rules.mark(before)));
-                let before = before.unwrap_or_default();
-                format!("{name} {before} {} {}", rules.mark(middle), rules.json(parameters, parameters)?)
+            CallForm::Named { id, middle } => {
+                let name = match id {
+                    CallId::None => name,
+                    CallId::Behind(before) => format!("{name} {} /[a-zA-Z0-9]{{9}}/", rules.mark(before)),
+                    CallId::Number(before) => format!("{name} {} /[0-9]{{1,4}}/", rules.mark(before)),
+                    // As readers find the name in it. The number tells calls of one tool apart.
+                    CallId::Naming if tool.name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c)) => {
+                        format!("/([a-zA-Z0-9_-]{{1,32}}\\.)?/ {name} /:[0-9]{{1,4}}/")
+                    }
+                    CallId::Naming => {
+                        let message =
+                            format!("`tools`: the model's calls cannot name {:?}: letters, digits, _ and -", tool.name);
+                        return Err(Failure::invalid(message));
+                    }
+                };
+                format!("{name} {} {}", rules.mark(middle), rules.json(parameters, parameters)?)
             }
             CallForm::Python => {
                 let between = Between {

@@ -103,7 +103,7 @@ mod tests {
 
     use super::super::grammar::Grammars;
     use super::*;
-    use crate::generate::syntaxes::{lone, marked, quoted, tagged};
+    use crate::generate::syntaxes::{acted, identified, lone, marked, numbered, quoted, tagged};
 
     fn of(calls: CallSyntax) -> Syntax {
         Syntax { calls: Some(calls), reasoning: None }
@@ -193,6 +193,37 @@ mod tests {
         }
         // Where no call is known, any text will do.
         assert_eq!(format.grammar(&bytes.0, &Syntax::default(), false), Ok(None));
+    }
+
+    #[test]
+    fn calls_have_the_ids_that_models_give_them() {
+        let weather = json!({"type": "object", "properties": {"days": {"type": "integer"}}, "required": ["days"]});
+        let none = json!({"type": "object", "properties": {}, "additionalProperties": false});
+        let format = calls(&[("weather", weather), ("stop", none)], true);
+        let bytes = Bytes::new();
+        let named = |id: &str| format!("<call>{id}<args>{{\"days\": 2}}</call>");
+        let acted_as = |id: &str, name: &str| {
+            format!("<action>[\n    {{{id}\"tool_name\": \"{name}\", \"parameters\": {{}}}}\n]</action>")
+        };
+        let several =
+            "<call>functions.weather:0<args>{\"days\": 2}</call><call>functions.stop:1<args>{}</call></calls>";
+        for (syntax, text, expected) in [
+            (identified(), format!("<calls>{several}"), Some(true)),
+            (identified(), format!("<calls>{}</calls>", named("weather")), Some(true)),
+            (identified(), format!("<calls>{}", named("weather:12")), Some(false)),
+            (identified(), "<calls><call>functions.other".into(), None),
+            (identified(), "<calls><call>functions.weather:a".into(), None),
+            (identified(), "<calls><call>functions.stop:0<args>{\"days".into(), None),
+            (numbered(), format!("<calls>{several}"), Some(true)),
+            (numbered(), "<calls><call>functions.weather<args>".into(), None),
+            (numbered(), "<calls><call>functions.weather:x".into(), None),
+            (acted(), acted_as("\"id\": \"0\", ", "stop"), Some(true)),
+            (acted(), acted_as("\"id\": \"a-b\", ", "stop"), None),
+            (acted(), acted_as("", "stop"), None),
+            (acted(), acted_as("\"id\": \"0\", ", "weather"), None),
+        ] {
+            assert_eq!(bytes.may_end(&format, &of(syntax), &text), Ok(expected), "{text}");
+        }
     }
 
     #[test]

@@ -67,6 +67,18 @@ impl Errors {
         self.squares.map(|squares| (squares / self.numbers.max(1.)).sqrt())
     }
 
+    /// Is there any error to judge?
+    pub fn tells(&self) -> bool {
+        self.numbers > 0.
+    }
+
+    /// Why the executor's largest error is too large, as [`reason`](Self::reason) has it.
+    pub fn extreme(&self, room: f64, least: [f64; 2]) -> Option<String> {
+        let [candles, own] = self.most;
+        (own > limit_of_most(room, candles.max(least[1])))
+            .then(|| format!("at most {own:.2} roundings; candle's {candles:.2}"))
+    }
+
     /// Candle's alone, for [`reason`](Self::reason).
     pub fn candles(&self) -> [f64; 2] {
         [self.rms()[0], self.most[0]]
@@ -77,10 +89,15 @@ impl Errors {
     pub fn reason(&self, room: f64, least: [f64; 2]) -> Option<String> {
         let ([candle, own], [candles_most, most]) = (self.rms(), self.most);
         let (candle, candles_most) = (candle.max(least[0]), candles_most.max(least[1]));
-        let is_wrong = own > room * (1.3 * candle + 0.3) || most > room * (2.5 * candles_most + 3.);
+        let is_wrong = own > room * (1.3 * candle + 0.3) || most > limit_of_most(room, candles_most);
         is_wrong
             .then(|| format!("{own:.3} roundings, at most {most:.2}; candle's {candle:.3}, at most {candles_most:.2}"))
     }
+}
+
+/// What the largest error may be, beside candle's.
+fn limit_of_most(room: f64, candles: f64) -> f64 {
+    room * (2.5 * candles + 3.)
 }
 
 /// Half the distance from one to the next number.

@@ -10,11 +10,12 @@ use super::errors::{unit, Errors};
 use super::{Kind, Random, KINDS};
 use crate::common::differing;
 
-/// On how many inputs a module is judged whose errors on one are too large.
+/// On how many other inputs a module is judged whose errors on one are too large. That one was chosen for its errors, which are a few roundings
+/// that decide, where shares of nearly alike keys change places. So of it only the largest error counts, with twice the room.
 const INPUTS_OF_DOUBT: u64 = 16;
 
-/// Results that differ by no more than this part of their size are one result: their errors are the same, and say no more together. So it is
-/// where all of an input vanishes, in zeros or beside a norm's epsilon.
+/// Results that differ by no more than this part of their size, or by a sixteenth of a rounding, are one result: their errors are the same, and
+/// say no more together. So it is where all of an input vanishes, in zeros or beside a norm's epsilon or a bias.
 const ALIKE: f64 = 1e-6;
 
 /// What was found wrong, and how much was judged.
@@ -69,17 +70,20 @@ impl Verdicts {
             if doubted.is_empty() {
                 continue;
             }
-            let mut errors: Vec<Errors> = doubted.iter().map(|(_, errors)| *errors).collect();
+            let mut errors = vec![Errors::default(); doubted.len()];
             let mut are_one = vec![true; doubted.len()];
-            for more in 1..INPUTS_OF_DOUBT {
+            for more in 1..=INPUTS_OF_DOUBT {
                 let others = group.ask(self, &kinds, 1000 * more + at as u64, &parts)?;
                 for ((errors, is_one), (of, _)) in errors.iter_mut().zip(&mut are_one).zip(&doubted) {
                     let (first, other, module) = (&asked[*of], &others[*of], &modules[*of]);
-                    let is_alike = are_alike(&first.in_double(module)?, &other.in_double(module)?)?;
+                    let is_alike = are_alike(&first.in_double(module)?, &other.in_double(module)?, module.dtype)?;
                     if is_alike {
                         parts[*of] = module.part();
                     }
                     *is_one &= is_alike;
+                    if other.wrong > 0 {
+                        self.fail(module, kinds[*of], &format!("{} bits are not eager execution's", other.wrong));
+                    }
                     match other.errors(module)? {
                         Ok(other) => *errors = errors.and(other),
                         Err(reason) => self.fail(module, kinds[*of], &reason),
@@ -87,12 +91,24 @@ impl Verdicts {
                 }
             }
             for ((errors, is_one), (of, first)) in errors.into_iter().zip(are_one).zip(&doubted) {
-                // Where no input reaches the result, sixteen inputs are one, and one rounding may move all numbers of a row together.
-                let room = modules[*of].room(kinds[*of]) * if is_one { 2. } else { 1. };
+                // Where no input reaches the result, sixteen inputs are one, and one rounding may move all numbers of a row together. Moved
+                // inputs of those that vanish share many roundings, too.
+                let luck = match (is_one, parts[*of] > 0.) {
+                    (true, _) => 2.,
+                    (false, true) => 1.5,
+                    (false, false) => 1.,
+                };
+                let room = modules[*of].room(kinds[*of]) * luck;
                 let one = first.reason(room, least[*of]).unwrap_or_default();
                 println!("DOUBT seed {}, {}: {one}; then {errors:?}", modules[*of].seed, kinds[*of]);
-                if let Some(reason) = errors.reason(room, least[*of]) {
-                    self.fail(&modules[*of], kinds[*of], &format!("on {INPUTS_OF_DOUBT} inputs {reason}"));
+                let reason = match errors.tells() {
+                    true => {
+                        errors.reason(room, least[*of]).or_else(|| first.and(errors).extreme(2. * room, least[*of]))
+                    }
+                    false => first.reason(room, least[*of]),
+                };
+                if let Some(reason) = reason {
+                    self.fail(&modules[*of], kinds[*of], &format!("on {INPUTS_OF_DOUBT} other inputs {reason}"));
                     explain(modules, *of, &kinds, (at as u64, &parts), device)?;
                 }
             }
@@ -237,10 +253,10 @@ impl Group<'_> {
 }
 
 /// Are two results one, but for what no rounding shows?
-fn are_alike(one: &Tensor, other: &Tensor) -> Result<bool> {
+fn are_alike(one: &Tensor, other: &Tensor, dtype: DType) -> Result<bool> {
     let size = one.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
     let apart = (one - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
-    Ok(apart <= ALIKE * size)
+    Ok(apart <= ALIKE.max(unit(dtype) / 16.) * size)
 }
 
 /// Prints the errors of a module that fails, as it was built: on plain inputs, on its own, and then without one rule more each time. The rule
@@ -291,7 +307,9 @@ impl Random {
         let loses_nan = has(&loses) || self.kind != Kind::Tokens;
         // Exponentials may overflow for candle alone, or be all zeros.
         let has_none = has(&["factors"]) && ["none counts", "few"].contains(&kind);
-        let has_nan = ["a NaN", "an infinity"].contains(&kind) || has(&["without a maximum"]) || has_none;
+        // Rows whose keys are all hidden by an infinity have none.
+        let has_hidden = has(&["-inf"]) && ["none counts", "few"].contains(&kind);
+        let has_nan = ["a NaN", "an infinity"].contains(&kind) || has(&["without a maximum"]) || has_none || has_hidden;
         !(loses_nan && has_nan)
     }
 
@@ -300,6 +318,9 @@ impl Random {
         match (kind, self.dtype) {
             // The few rows in which two keys come close decide; and the few numbers of many that a clamp leaves as they are.
             ("large", _) if ["attention", "relu6"].iter().any(|name| self.said().contains(name)) => 4.,
+            ("a large mean", _) if self.said().contains("relu6") => 4.,
+            // Rows of a large mean share most roundings of their products, so that scores have few errors of their own.
+            ("a large mean", _) if self.said().contains("attention") => 2.,
             // A gate is the exponential of its sum where that is far below zero, and shows each of the sum's bits: as below.
             ("large", DType::F32) if self.said().contains("squeeze") => 2.,
             // Where sums cancel, products of f32 show the two bits that three products of TF32 leave out.

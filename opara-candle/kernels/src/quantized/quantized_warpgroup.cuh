@@ -1,6 +1,6 @@
 // Products of a quantised weight's rows with rows of x on warpgroups (sm_90a). Codes become elements of the type of x in registers, which are
 // an instruction's first operand. So a weight is not expanded in memory, and x is not rounded to codes. quantized.cuh has products with
-// one row. The layouts of codes and scales are in weight.rs.
+// few rows, quantized_floats.cuh those of floats with one. The layouts of codes and scales are in weight.rs.
 //
 // A block has N rows of x, and the next ones of the grid the others.
 #pragma once

@@ -42,10 +42,14 @@ pub(super) fn product(
     let (device, contiguous) =
         (x.device().as_cuda_device()?, |of: Option<&Tensor>| of.map(Tensor::contiguous).transpose());
     let epilogue = gate.map_or(Epilogue::Added(Activation::None), Epilogue::Gated);
+    // One row of floats has a kernel that is faster than that of all rows.
+    let of_floats = floats::sizes(weight.format, x.dtype(), sizes, epilogue, &Capabilities::of(device, floats::CODE)?);
+    let is_wide = x.is_contiguous() && begin_wide([Some(x), scale].into_iter().flatten())?;
+    let of_floats = of_floats.filter(|_| is_wide);
     let on_warpgroups =
         warpgroup::sizes(weight.format, x.dtype(), sizes, epilogue, &Capabilities::of(device, warpgroup::CODE)?);
     let eps = norm.map_or(0., |(_, eps)| eps);
-    if let Some(of) = on_warpgroups {
+    if let (Some(of), None) = (on_warpgroups, of_floats) {
         let x = x.contiguous()?;
         // A norm's result is new memory, which begins at such a multiple.
         if begin_wide([&weight.codes, &weight.scales])? && (norm.is_some() || begin_wide([&x])?) {
@@ -56,7 +60,6 @@ pub(super) fn product(
             return launched(few, &x, shape).map(Some);
         }
     }
-    let of_floats = floats::sizes(weight.format, x.dtype(), sizes, epilogue, &Capabilities::of(device, floats::CODE)?);
     let of_codes = Gemv::new(x.dtype(), weight.format, sizes, gate, &Capabilities::of(device, code)?);
     let Some(of) = of_floats.map(Way::Floats).or(of_codes.map(Way::Codes)) else { return Ok(None) };
     let (x, scale) = (x.contiguous()?, contiguous(scale)?);

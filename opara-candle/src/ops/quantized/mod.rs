@@ -34,7 +34,7 @@ use crate::cpu::record::apply;
 /// On Hopper in f16 and bf16, 9 to 256 rows are a norm, and a launch in which codes become elements of that type on their way to the tensor
 /// cores. So the weight is not expanded in memory, and `x` keeps its bits. A row's result does not depend on how many there are. This
 /// needs rows of a length that 64 divides. [8-bit floats](QuantizedWeight::of_floats) need 128, and have that launch for 2 to 256 rows. One
-/// row of `x` has a launch of its own, with the norm.
+/// row of `x` has another one, with the norm, where it fits into shared memory: up to 36,000 elements.
 ///
 /// ```
 /// # use candle::quantized::{GgmlDType, QTensor};

@@ -61,8 +61,8 @@ pub(super) fn sizes(
     // A line has a part of a group at least.
     let of_row = OF_LINE * format.bits / 8 + OF_LINE.div_ceil(format.group) * format.numbers() * 2;
     let of_weight = (ROWS * LINES * of_row).next_multiple_of(BASE);
-    // Few rows of codes have kernels that multiply these, and one row of floats one that multiplies elements, which are faster.
-    let rows = (if format.are_floats { 2 } else { FEW + 1 }, MOST);
+    // Few rows of codes have kernels that multiply these, which are faster.
+    let rows = (if format.are_floats { 1 } else { FEW + 1 }, MOST);
     let family = Family { widths: WIDTHS, rows, lines: LINES, of_weight, splits: SPLITS };
     // What a block copies of a row's codes and scales is whole, and begins where copies do.
     if !sizes[2].is_multiple_of(OF_LINE.max(format.group)) {
@@ -148,7 +148,7 @@ mod tests {
             {
                 let activation = Activation::Silu;
                 let epilogue = if gate { Epilogue::Gated(activation) } else { Epilogue::Added(activation) };
-                let least = if format.are_floats { 2 } else { FEW + 1 };
+                let least = if format.are_floats { 1 } else { FEW + 1 };
                 for rows in least..=256 {
                     let of = sizes(format, dtype, [rows, columns, inner], epilogue, &hopper).expect("it fits");
                     let (variant, config) = of.launch();
@@ -162,7 +162,7 @@ mod tests {
                     assert!(module(format, dtype).is_empty() || module(format, dtype).contains(&name), "{name}");
                 }
             }
-            for (rows, inner) in [(if format.are_floats { 1 } else { FEW }, 128), (257, 128), (9, 96)] {
+            for (rows, inner) in [(if format.are_floats { 0 } else { FEW }, 128), (257, 128), (9, 96)] {
                 let epilogue = Epilogue::Added(Activation::None);
                 assert_eq!(sizes(format, dtype, [rows, 64, inner], epilogue, &hopper), None, "{rows} of {inner}");
             }

@@ -53,9 +53,11 @@ impl QuantizedWeight {
             let dtype = first.dtype();
             let are_one = all.iter().all(|(of, _)| *of == dtype) && blocks::format(dtype).is_some();
             if device.is_cuda() && are_one && u32::try_from(rows * columns).is_ok() {
-                let bytes = all.iter().map(|(_, data)| &data[..]).collect::<Vec<_>>().concat();
-                let of_row = bytes.len() / rows.max(1);
-                return Self::of_blocks(dtype, &Tensor::from_vec(bytes, (rows, of_row), device)?);
+                let parts = all.iter().zip(weights).map(|((_, data), weight)| {
+                    let rows = weight.shape().dims()[0];
+                    Tensor::from_slice(data, (rows, data.len() / rows.max(1)), device)
+                });
+                return Self::of_blocks(dtype, &Tensor::cat(&parts.collect::<Result<Vec<_>>>()?, 0)?);
             }
         }
         let all: Vec<(GgmlDType, &[u8])> = all.iter().map(|(dtype, data)| (*dtype, &data[..])).collect();

@@ -1,6 +1,6 @@
 //! The head of a call: the text up to its arguments.
 
-use opara_models::decoder::{CallForm, CallSyntax};
+use opara_models::decoder::{CallForm, CallId, CallSyntax};
 
 use super::super::marks::{beginning, Beginning};
 use super::json::{string, value, Json};
@@ -8,7 +8,7 @@ use super::marked::Marked;
 use super::python::Python;
 use super::quoted::Quoted;
 use super::reader::Reader;
-use super::tool::Tool;
+use super::tool::{Call, Tool};
 
 /// Finds the beginnings of calls of these tools.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Heads {
 
 /// A call up to its arguments.
 pub(super) struct Head {
-    pub name: String,
+    pub call: Call,
     /// The arguments, where they are known with the name.
     pub arguments: Option<String>,
     /// The part of the text behind the head.
@@ -39,37 +39,56 @@ pub(super) enum Then {
 /// Arguments of calls that have none.
 const NONE: &str = "{}";
 
+impl Head {
+    /// Of a call of this name, whose id the model did not write or nothing needs.
+    fn new(name: &str, arguments: Option<String>, then: Then) -> Self {
+        Self { call: Call { name: name.to_owned(), id: None }, arguments, then }
+    }
+
+    /// The same, with arguments to come.
+    fn before(name: &str, arguments: Reader) -> Self {
+        Self::new(name, None, Then::Arguments(arguments))
+    }
+}
+
 impl Heads {
     /// The call that a text begins with, behind the mark.
     pub fn head(&self, text: &str, is_last: bool) -> Beginning<Head> {
         let start = text.len() - text.trim_start().len();
         let text = &text[start..];
         let head = match &self.syntax.form {
-            CallForm::Object { name, arguments } => self.object(text, name, arguments),
-            CallForm::Named { before_id: None, middle } => self.named(text, middle, named_arguments),
-            CallForm::Named { before_id: Some(before), middle } => self.named(text, before, |name, rest| {
-                let id = past_id(rest, middle);
-                id.then(|(), length| named_arguments(name, &rest[length..]).behind(length))
+            CallForm::Object { name, arguments, .. } => self.object(text, name, arguments),
+            CallForm::Named { id: CallId::None, middle } => self.named(text, middle, named_arguments),
+            CallForm::Named { id: CallId::Behind(before) | CallId::Number(before), middle } => {
+                self.named(text, before, |name, rest| {
+                    let id = past_id(rest, middle);
+                    id.then(|_, length| named_arguments(name, &rest[length..]).behind(length))
+                })
+            }
+            CallForm::Named { id: CallId::Naming, middle } => past_id(text, middle).then(|id, length| {
+                let Some(tool) = self.tool_of_id(id) else { return Beginning::No };
+                let head = named_arguments(&tool.name, &text[length..]).behind(length);
+                head.then(|head, length| {
+                    let call = Call { id: Some(id.to_owned()), ..head.call };
+                    Beginning::Is(Head { call, ..head }, length)
+                })
             }),
-            CallForm::Python => self.named(text, "(", |name, _| {
-                let then = Then::Arguments(Reader::Python(Python::default()));
-                Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, 0)
-            }),
+            CallForm::Python => {
+                self.named(text, "(", |name, _| Beginning::Is(Head::before(name, Reader::Python(Python::default())), 0))
+            }
             CallForm::Quoted { open, quote } => self.named(text, open, |name, _| {
-                let then = Then::Arguments(Reader::Quoted(Quoted::new(quote.clone())));
-                Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, 0)
+                Beginning::Is(Head::before(name, Reader::Quoted(Quoted::new(quote.clone()))), 0)
             }),
             CallForm::Marked { first, empty, .. } => {
                 self.named(text, "", |name, rest| match (beginning(rest, first), beginning(rest, empty)) {
                     (Beginning::Is((), length), _) => {
                         let reader = Marked::new(&self.syntax, self.tool(name));
                         let then = reader.map_or(Then::Behind, |reader| Then::Arguments(Reader::Marked(reader)));
-                        Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, length)
+                        Beginning::Is(Head::new(name, None, then), length)
                     }
                     // With the mark behind the call.
                     (_, Beginning::Is((), length)) => {
-                        let arguments = Some(NONE.to_owned());
-                        Beginning::Is(Head { name: name.to_owned(), arguments, then: Then::Text }, length)
+                        Beginning::Is(Head::new(name, Some(NONE.to_owned()), Then::Text), length)
                     }
                     (Beginning::No, Beginning::No) => Beginning::No,
                     _ if is_last => Beginning::No,
@@ -116,7 +135,7 @@ impl Heads {
             if rest.starts_with('}') {
                 let Some(name) = name else { return Beginning::No };
                 let arguments = Some(arguments.unwrap_or_else(|| NONE.to_owned()));
-                return Beginning::Is(Head { name, arguments, then: Then::Behind }, behind(rest) + 1);
+                return Beginning::Is(Head::new(&name, arguments, Then::Behind), behind(rest) + 1);
             }
             let key = match string(rest) {
                 Beginning::Is(key, length) => {
@@ -141,8 +160,8 @@ impl Heads {
                 return Beginning::No;
             }
             if let Some(name) = name.as_ref().filter(|_| is_arguments && may_stream && first != 'n') {
-                let then = Then::Arguments(Reader::Json(Json::field(first == '"')));
-                return Beginning::Is(Head { name: name.clone(), arguments: None, then }, behind(rest));
+                let arguments = Reader::Json(Json::field(first == '"'));
+                return Beginning::Is(Head::before(name, arguments), behind(rest));
             }
             let length = match value(rest) {
                 Beginning::Is((), length) => length,
@@ -171,6 +190,15 @@ impl Heads {
     fn tool(&self, name: &str) -> Option<&Tool> {
         self.tools.iter().find(|tool| tool.name == name)
     }
+
+    /// The tool whose name is part of an id: behind a dot, perhaps, and before a colon and a number.
+    fn tool_of_id(&self, id: &str) -> Option<&Tool> {
+        let numbered = id.rsplit_once(':').filter(|(_, number)| number.bytes().all(|digit| digit.is_ascii_digit()));
+        let path = numbered.map_or(id, |(path, _)| path);
+        let before = |tool: &Tool| path.strip_suffix(tool.name.as_str());
+        let named = self.tools.iter().filter(|tool| before(tool).is_some_and(|of| of.is_empty() || of.ends_with('.')));
+        named.max_by_key(|tool| tool.name.len())
+    }
 }
 
 /// Arguments that are an object of JSON, behind the name of a call.
@@ -178,8 +206,7 @@ fn named_arguments(name: &str, text: &str) -> Beginning<Head> {
     match text.trim_start() {
         "" => Beginning::May,
         value if value.starts_with('{') => {
-            let then = Then::Arguments(Reader::Json(Json::value()));
-            Beginning::Is(Head { name: name.to_owned(), arguments: None, then }, text.len() - value.len())
+            Beginning::Is(Head::before(name, Reader::Json(Json::value())), text.len() - value.len())
         }
         _ => Beginning::No,
     }
@@ -189,11 +216,14 @@ fn named_arguments(name: &str, text: &str) -> Beginning<Head> {
 const LONGEST_ID: usize = 128;
 
 /// Does a text begin with an id of a call, and this mark?
-fn past_id(text: &str, mark: &str) -> Beginning<()> {
+fn past_id<'a>(text: &'a str, mark: &str) -> Beginning<&'a str> {
     let is_id = |letter: char| letter.is_ascii_alphanumeric() || "_-:.".contains(letter);
     let start = text.len() - text.trim_start().len();
     match text[start..].find(|letter| !is_id(letter)) {
-        Some(id) => beginning(&text[start + id..], mark).behind(start + id),
+        Some(length) => {
+            let (id, rest) = text[start..].split_at(length);
+            beginning(rest, mark).then(|(), length| Beginning::Is(id, length)).behind(start + id.len())
+        }
         None if text.len() > LONGEST_ID => Beginning::No,
         None => Beginning::May,
     }

@@ -127,7 +127,7 @@ impl Calls {
             Beginning::Is(head, length) => {
                 self.held.drain(..length);
                 (self.has_begun, self.has_calls) = (true, true);
-                found.push(Found::Call(Call { name: head.name }));
+                found.push(Found::Call(head.call));
                 found.extend(head.arguments.map(Found::Arguments));
                 self.at = match head.then {
                     Then::Arguments(reader) => At::Arguments(reader),

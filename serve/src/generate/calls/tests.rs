@@ -1,9 +1,9 @@
 //! Calls of all forms, in pieces of all sizes.
 
-use opara_models::decoder::CallForm;
+use opara_models::decoder::{CallForm, CallId};
 use serde_json::{json, Value};
 
-use super::syntaxes::{lone, marked, object_form, quoted, syntax, tagged};
+use super::syntaxes::{acted, identified, lone, marked, numbered, object_form, quoted, syntax, tagged};
 use super::*;
 
 fn tools() -> Vec<Tool> {
@@ -17,12 +17,12 @@ fn listed() -> CallSyntax {
 }
 
 fn named() -> CallSyntax {
-    let form = CallForm::Named { before_id: None, middle: "\n```json\n".into() };
+    let form = CallForm::Named { id: CallId::None, middle: "\n```json\n".into() };
     syntax("<calls><call>function<sep>", Some("\n```</call>\n<call>function<sep>"), "\n```</call></calls>", form)
 }
 
 fn with_ids() -> CallSyntax {
-    let form = CallForm::Named { before_id: Some("[CALL_ID]".into()), middle: "[ARGS]".into() };
+    let form = CallForm::Named { id: CallId::Behind("[CALL_ID]".into()), middle: "[ARGS]".into() };
     syntax("[TOOL_CALLS]", Some("[TOOL_CALLS]"), "", form)
 }
 
@@ -95,6 +95,27 @@ fn calls_are_found_however_the_text_comes() {
             vec![oslo(), now()],
         ),
         (
+            identified(),
+            "So: <calls><call>functions.weather:0<args>{\"city\": \"Oslo\", \"days\": 2}</call><call>functions.weather_now:1<args>{\"city\": \"Rome }\"}</call></calls>".into(),
+            "So:",
+            vec![oslo(), now()],
+        ),
+        // The word before the name and the number behind it may be missing.
+        (identified(), "<calls><call> weather<args>{}</call>\n<call>a.weather:12 <args>{}".into(), "", vec![empty(), empty()]),
+        (
+            numbered(),
+            "<calls><call>functions.weather:0<args>{\"city\": \"Oslo\", \"days\": 2}</call><call>functions.weather_now:1<args>{\"city\": \"Rome }\"}</call></calls>".into(),
+            "",
+            vec![oslo(), now()],
+        ),
+        (
+            acted(),
+            "<action>[\n    {\"id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"city\": \"Oslo\", \"days\": 2}},\n    {\"id\": \"1\", \"tool_name\": \"weather_now\", \"parameters\": {\"city\": \"Rome }\"}}\n]</action>".into(),
+            "",
+            vec![oslo(), now()],
+        ),
+        (acted(), "<action>[{\"tool_name\": \"weather\", \"parameters\": {}}]</action>".into(), "", vec![empty()]),
+        (
             python(),
             "So: <calls>[weather(city='Oslo', days = 2), weather_now(city=\"Rome }\"), weather( )]</calls>".into(),
             "So:",
@@ -158,6 +179,8 @@ fn arguments_are_told_as_they_come() {
         (listed(), format!("[TOOL_CALLS] [{}", object("{")), "{"),
         (named(), "<calls><call>function<sep>weather\n```json\n{\"city\": ".into(), "{\"city\": "),
         (with_ids(), "[TOOL_CALLS]weather[CALL_ID]abc[ARGS]{\"city\": \"O".into(), "{\"city\": \"O"),
+        (identified(), "<calls><call>functions.weather:0<args>{\"city\": \"O".into(), "{\"city\": \"O"),
+        (acted(), "<action>[{\"id\": \"0\", \"tool_name\": \"weather\", \"parameters\": {\"c".into(), "{\"c"),
         (python(), "<calls>[weather(city='a, b)', days=[1, (2".into(), "{\"city\":\"a, b)\",\"days\":"),
         (quoted(), "<call>call:weather{city:<|\"|>Os<|".into(), "{\"city\":\"Os"),
         (quoted(), "<call>call:weather{days:[1,".into(), "{\"days\":[1"),
@@ -204,11 +227,40 @@ fn what_is_no_call_is_text() {
         (named(), "<calls><call>function<sep>nothing\n```json\n{}\n```</call></calls>"),
         (marked(), "<tool_call>\n<function=nothing>\n</function>\n</tool_call>"),
         (with_ids(), "[TOOL_CALLS]weather[CALL_ID]an id[ARGS]{}"),
+        (identified(), "<calls><call>functions.nothing:0<args>{}</call></calls>"),
+        (identified(), "<calls><call>functions.weather:a<args>{}</call></calls>"),
+        (identified(), "<calls><call>rainweather:0<args>{}</call></calls>"),
+        (identified(), "<calls><call>functions.weather:0"),
+        (identified(), "<calls><call>functions.weather:0<args>[]"),
+        (numbered(), "<calls><call>functions.weather<args>{}</call></calls>"),
         (python(), "<calls>[nothing(city='Oslo')]</calls>"),
         (python(), "a list <calls>[1, 2]"),
     ] {
         for seed in 0..60 {
             assert_eq!(read(&syntax, text, 6, seed), (text.to_owned(), Vec::new()), "seed {seed}");
+        }
+    }
+}
+
+/// What a template writes back is the id alone. Other ids are of no use to it.
+#[test]
+fn an_id_that_the_name_is_part_of_is_told() {
+    let text = "<calls><call>functions.weather_now:12<args>{}</call><call>weather<args>{}</call></calls>";
+    let call = |name: &str, id: Option<&str>| Call { name: name.into(), id: id.map(str::to_owned) };
+    let own = call("weather_now", Some("functions.weather_now:12"));
+    for (syntax, text, expected) in [
+        (identified(), text, vec![own, call("weather", Some("weather"))]),
+        (numbered(), "<calls><call>functions.weather:0<args>{}</call></calls>", vec![call("weather", None)]),
+        (with_ids(), "[TOOL_CALLS]weather[CALL_ID]a1B2c3D4e[ARGS]{}", vec![call("weather", None)]),
+    ] {
+        for seed in 0..60 {
+            let mut calls = Calls::new(syntax.clone(), tools());
+            let found = pieces(text, 6, seed).iter().flat_map(|piece| calls.push(piece)).collect::<Vec<_>>();
+            let called = found.into_iter().filter_map(|found| match found {
+                Found::Call(call) => Some(call),
+                _ => None,
+            });
+            assert_eq!(called.collect::<Vec<_>>(), expected, "{text}");
         }
     }
 }

@@ -7,6 +7,8 @@ use serde_json::Value;
 pub struct Call {
     /// The tool's name.
     pub name: String,
+    /// The id that the model gave it, where its template writes nothing else back for the name.
+    pub id: Option<String>,
 }
 
 /// A tool that the model may call.

@@ -281,13 +281,14 @@ impl Frame {
     }
 }
 
-/// A call, with an id that the templates of all models take.
-fn called(Call { name }: &Call, arguments: &str) -> Value {
-    json!({"id": call_id(), "type": "function", "function": {"name": name, "arguments": arguments}})
+/// A call.
+fn called(call: &Call, arguments: &str) -> Value {
+    json!({"id": call_id(call), "type": "function", "function": {"name": call.name, "arguments": arguments}})
 }
 
-pub(super) fn call_id() -> String {
-    std::iter::repeat_with(fastrand::alphanumeric).take(9).collect()
+/// The id of a call: the model's own, if its template needs that back, or one that the templates of all models take.
+pub(super) fn call_id(call: &Call) -> String {
+    call.id.clone().unwrap_or_else(|| std::iter::repeat_with(fastrand::alphanumeric).take(9).collect())
 }
 
 fn decoded(text: &Text, tokens: &[u32]) -> Result<String> {

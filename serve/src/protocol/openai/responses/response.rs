@@ -210,7 +210,7 @@ impl Response {
                 }
                 Part::Call(call) => {
                     self.held.clear();
-                    events.extend(self.open(Kind::Call { id: call_id(), name: call.name }));
+                    events.extend(self.open(Kind::Call { id: call_id(&call), name: call.name }));
                 }
                 Part::Arguments(piece) => {
                     self.held.clear();
