@@ -209,7 +209,8 @@ mod tests {
             "<call>functions.weather:0<args>{\"days\": 2}</call><call>functions.stop:1<args>{}</call></calls>";
         for (syntax, text, expected) in [
             (identified(), format!("<calls>{several}"), Some(true)),
-            (identified(), format!("<calls>{}</calls>", named("weather")), Some(true)),
+            (identified(), format!("<calls>{}</calls>", named("weather:7")), Some(true)),
+            (identified(), format!("<calls>{}", named("weather")), None),
             (identified(), format!("<calls>{}", named("weather:12")), Some(false)),
             (identified(), "<calls><call>functions.other".into(), None),
             (identified(), "<calls><call>functions.weather:a".into(), None),
@@ -223,6 +224,10 @@ mod tests {
             (acted(), acted_as("\"id\": \"0\", ", "weather"), None),
         ] {
             assert_eq!(bytes.may_end(&format, &of(syntax), &text), Ok(expected), "{text}");
+        }
+        let odd = calls(&[("fs/read", json!({"type": "object"}))], true);
+        for (syntax, is_written) in [(identified(), false), (numbered(), true)] {
+            assert_eq!(odd.grammar(&bytes.0, &of(syntax), false).is_ok(), is_written);
         }
     }
 
