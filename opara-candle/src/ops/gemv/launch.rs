@@ -279,7 +279,7 @@ impl Sizes {
 pub(super) const CODE: &str = ptx::GEMV_F32;
 
 /// The operands of a launch besides `x`.
-pub(in crate::ops) struct Operands<'a, T> {
+pub(super) struct Operands<'a, T> {
     pub scale: Option<&'a CudaView<'a, T>>,
     pub eps: f32,
     pub weight: &'a CudaView<'a, T>,
