@@ -1,6 +1,6 @@
 //! How a model writes calls of tools whose template writes none, but names their mark where it lists the tools.
 
-use super::{CallForm, CallSyntax};
+use super::form::{CallForm, CallSyntax};
 
 /// Bytes that a mark has at most.
 const LONGEST: usize = 64;

@@ -2,7 +2,8 @@
 
 use serde_json::{json, Value};
 
-use super::{call, common, CallForm, CallId, CallSyntax, ARGUMENTS, ID, NAMES};
+use super::form::{CallForm, CallId, CallSyntax};
+use super::probe::{call, common, ARGUMENTS, ID, NAMES};
 
 /// How a turn's `body` has calls, where it has some in a form that is known.
 pub(super) fn calls(turn: &impl Fn(Value) -> String, body: &impl Fn(&str) -> Option<String>) -> Option<CallSyntax> {

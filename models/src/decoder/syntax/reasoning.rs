@@ -2,7 +2,7 @@
 
 use serde_json::{json, Value};
 
-use super::{call, SAID};
+use super::probe::{call, SAID};
 
 const THOUGHT: &str = "thought7q";
 
