@@ -185,9 +185,12 @@ mod tests {
             let last = |entry: &Entry| entry.name.rsplit('_').next().unwrap_or_default();
             let types: BTreeSet<&str> = variants.iter().map(last).collect();
             assert_eq!(types, kernel.elements.iter().copied().collect(), "{}", kernel.prefix);
-            for (need, instruction) in
-                [(Need::TensorCores, "mma.sync"), (Need::Warpgroups, "wgmma."), (Need::Boxes, "cp.async.bulk.tensor.")]
-            {
+            for (need, instruction) in [
+                (Need::TensorCores, "mma.sync"),
+                (Need::Warpgroups, "wgmma."),
+                (Need::Boxes, "cp.async.bulk.tensor."),
+                (Need::EightBitFloats, "e4m3x2"),
+            ] {
                 // Code for older devices lacks the instruction.
                 let is_compiled = variants.iter().all(|entry| need.is_met(&of_build(entry.module)));
                 let is_used = variants.iter().any(|entry| entry.code.contains(instruction));

@@ -368,7 +368,7 @@ mod tests {
         // Floats of 8 bits: half the chunks, and a scale for each lane.
         let floats = |inner| Sizes::of_floats(DType::BF16, [4096, inner], 128, plain, &hopper);
         let of = floats(14_336).expect("it fits");
-        assert_eq!((of.chunks(), of.splits(), of.shared_of_x()), (28, 2, 4 * 14_336), "{of:?}");
+        assert_eq!((of.chunks(), of.splits(), of.shared_of_x()), (28, 8, 4 * 14_336), "{of:?}");
         assert_eq!(of.shared() - of.shared_of_x(), STEPS * WARPS * FMA.rows * 32 * (16 + 4));
         assert_eq!(floats(14_336 + 64), None, "half a group");
         assert_eq!(new(DType::F32, 9, 64, 64, plain), None, "more rows than kernels take");

@@ -11,7 +11,7 @@ use crate::ops::gemv::launch::{Epilogue, Sizes};
 
 kernels! {
     /// `activation(norm(x) * weightᵀ + bias) + residual` for one row of `x`.
-    Product<T> = "opara_matmul_floats_gemv_" for [f16 bf16] needs [Warpgroups] {
+    Product<T> = "opara_matmul_floats_gemv_" for [f16 bf16] needs [EightBitFloats] {
         of_codes: host, of_scales: host, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
         x: wide in T [inner],
         norm: wide opt T [inner],
@@ -23,7 +23,7 @@ kernels! {
     }
 
     /// `activation(norm(x) * gateᵀ) * (norm(x) * upᵀ)`, where a weight is `gate` and then `up`.
-    GatedProduct<T> = "opara_matmul_floats_gated_gemv_" for [f16 bf16] needs [Warpgroups] {
+    GatedProduct<T> = "opara_matmul_floats_gated_gemv_" for [f16 bf16] needs [EightBitFloats] {
         of_codes: host, of_scales: host, columns: u32, inner: u32, splits: u32, activation: i32, eps: f32,
         x: wide in T [inner],
         norm: wide opt T [inner],

@@ -13,7 +13,7 @@ use crate::ops::gemv::warpgroup::{Family, Sizes, LINE, ROWS};
 
 kernels! {
     /// `activation(x * weightᵀ + bias) + residual` for `rows` rows of `x`.
-    Product<T> = "opara_matmul_quantized_rows_" for [f16 bf16] needs [Warpgroups] {
+    Product<T> = "opara_matmul_quantized_rows_" for [f16 bf16] needs [Warpgroups EightBitFloats] {
         of_codes: host, of_scales: host,
         rows: u32, columns: u32, inner: u32, activation: i32,
         x: wide in T [rows * inner],
@@ -25,7 +25,7 @@ kernels! {
     }
 
     /// `activation(x * gateᵀ) * (x * upᵀ)`, where a weight is `gate` and then `up`.
-    GatedProduct<T> = "opara_matmul_quantized_gated_rows_" for [f16 bf16] needs [Warpgroups] {
+    GatedProduct<T> = "opara_matmul_quantized_gated_rows_" for [f16 bf16] needs [Warpgroups EightBitFloats] {
         of_codes: host, of_scales: host,
         rows: u32, columns: u32, inner: u32, activation: i32,
         x: wide in T [rows * inner],

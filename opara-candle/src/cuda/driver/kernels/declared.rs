@@ -21,13 +21,15 @@ pub(crate) enum Need {
     Warpgroups,
     /// Copies of boxes of a [matrix](super::matrix), from sm_90 on.
     Boxes,
+    /// Conversions of 8-bit floats, which kernels here have for sm_90a alone.
+    EightBitFloats,
 }
 
 impl Need {
     pub fn is_met(self, of: &Capabilities) -> bool {
         match self {
             Self::TensorCores => of.has_tensor_cores(),
-            Self::Warpgroups => of.has_warpgroups(),
+            Self::Warpgroups | Self::EightBitFloats => of.has_warpgroups(),
             Self::Boxes => of.has_boxes(),
         }
     }
