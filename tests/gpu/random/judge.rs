@@ -101,15 +101,15 @@ impl Verdicts {
                 let room = modules[*of].room(kinds[*of]) * luck;
                 let one = first.reason(room, least[*of]).unwrap_or_default();
                 println!("DOUBT seed {}, {}: {one}; then {errors:?}", modules[*of].seed, kinds[*of]);
+                let on_others =
+                    || errors.reason(room, least[*of]).map(|of| format!("on {INPUTS_OF_DOUBT} other inputs {of}"));
                 let reason = match errors.tells() {
-                    true => {
-                        errors.reason(room, least[*of]).or_else(|| first.and(errors).extreme(2. * room, least[*of]))
-                    }
+                    true => on_others().or_else(|| first.and(errors).extreme(2. * room, least[*of])),
                     false => first.reason(room, least[*of]),
                 };
                 if let Some(reason) = reason {
-                    self.fail(&modules[*of], kinds[*of], &format!("on {INPUTS_OF_DOUBT} other inputs {reason}"));
-                    explain(modules, *of, &kinds, (at as u64, &parts), device)?;
+                    self.fail(&modules[*of], kinds[*of], &reason);
+                    explain(&group, *of, &kinds, (at as u64, &parts))?;
                 }
             }
         }
@@ -261,15 +261,8 @@ fn are_alike(one: &Tensor, other: &Tensor, dtype: DType) -> Result<bool> {
 
 /// Prints the errors of a module that fails, as it was built: on plain inputs, on its own, and then without one rule more each time. The rule
 /// whose absence mends it is at fault, or those before it, too.
-fn explain(
-    modules: &[Random],
-    of: usize,
-    kinds: &[&str],
-    (number, parts): (u64, &[f64]),
-    device: &Device,
-) -> anyhow::Result<()> {
-    let mut verdicts = Verdicts::default();
-    let mut group = verdicts.group(modules, device, &[])?;
+fn explain(group: &Group, of: usize, kinds: &[&str], (number, parts): (u64, &[f64])) -> anyhow::Result<()> {
+    let Group { modules, device, .. } = *group;
     let rules: Vec<&'static str> = group.accurate.report().rewrites().iter().map(|rewrite| rewrite.rule).collect();
     let print = |group: &Group, kinds: &[&str], parts: &[f64], how: &str| -> anyhow::Result<()> {
         let answers = group.ask(&mut Verdicts::default(), kinds, number, parts)?;
@@ -277,11 +270,11 @@ fn explain(
         println!("EXPLAINED seed {}, {how}: {errors:?}", modules[of].seed);
         Ok(())
     };
-    print(&group, &vec!["plain"; modules.len()], &vec![0.; modules.len()], "plain inputs")?;
-    print(&group, kinds, parts, "as it was built")?;
+    print(group, &vec!["plain"; modules.len()], &vec![0.; modules.len()], "plain inputs")?;
+    print(group, kinds, parts, "as it was built")?;
     for (at, rule) in rules.iter().enumerate() {
-        group = verdicts.group(modules, device, &rules[..=at])?;
-        print(&group, kinds, parts, &format!("without {rule}"))?;
+        let without = Verdicts::default().group(modules, device, &rules[..=at])?;
+        print(&without, kinds, parts, &format!("without {rule}"))?;
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ pub fn announced(without: &str, with: &str) -> Option<CallSyntax> {
     Some(CallSyntax { open: format!("{mark}["), between: Some(", ".into()), close: "]".into(), form })
 }
 
-/// What stands between angle brackets with bars within them, as special tokens do, and the text behind each.
+/// Special tokens, which are written as `<|tool_call|>` is, and the text behind each.
 fn marks(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.match_indices("<|").filter_map(|(start, _)| {
         let end = start + text[start..].find("|>")? + 2;

@@ -38,15 +38,12 @@ fn of_calls(told: &impl Fn(Vec<Value>) -> Option<String>) -> Option<CallSyntax> 
     // Marks with an id in them are not looked for. An id has to end before the mark behind it.
     let has_id = [Some(&open), between.as_ref(), Some(&close)].into_iter().flatten().any(|mark| mark.contains(ID));
     let is_endless = match &form {
-        CallForm::Named { id: CallId::Naming | CallId::Number(_), middle } => middle.trim_start().starts_with(is_of_id),
+        CallForm::Named { id: CallId::Naming | CallId::Number(_), middle } => {
+            middle.trim_start().starts_with(CallId::has)
+        }
         _ => false,
     };
     (!has_id && !is_endless).then_some(CallSyntax { open, between, close, form })
-}
-
-/// Whether ids have such letters.
-fn is_of_id(letter: char) -> bool {
-    letter.is_ascii_alphanumeric() || "_-.:".contains(letter)
 }
 
 /// The form of calls that have a number between name and arguments, of what the first one and the second one have there.

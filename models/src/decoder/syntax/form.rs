@@ -67,3 +67,10 @@ pub enum CallId {
     /// In place of the name, which is part of it. Templates write it as clients send it.
     Naming,
 }
+
+impl CallId {
+    /// Whether ids have such letters.
+    pub fn has(letter: char) -> bool {
+        letter.is_ascii_alphanumeric() || "_-.:".contains(letter)
+    }
+}

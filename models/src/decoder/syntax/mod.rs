@@ -27,7 +27,7 @@ pub struct Syntax {
 }
 
 impl Syntax {
-    /// What stands around calls and reasoning.
+    /// The marks around calls and reasoning.
     pub fn marks(&self) -> impl Iterator<Item = &str> {
         let calls = self.calls.iter().flat_map(|calls| [Some(&calls.open), calls.between.as_ref(), Some(&calls.close)]);
         let reasoning = self.reasoning.iter().flat_map(|(open, close)| [open, close]);
@@ -51,7 +51,7 @@ impl Syntax {
         };
         let plain = turn(json!({"content": SAID}));
         let Some((before, behind)) = plain.split_once(SAID) else { return (!needs_calls).then(Self::default) };
-        // What an answer adds to a turn.
+        // The part of a turn that its answer adds.
         let body = |told: &str| {
             let start = common(before.bytes(), told.bytes());
             let end = told.len() - common(behind.bytes().rev(), told.bytes().rev());

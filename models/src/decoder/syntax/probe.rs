@@ -1,4 +1,4 @@
-//! What templates are asked to write.
+//! Names, arguments and calls that templates are asked to write.
 
 use serde_json::{json, Value};
 

@@ -17,7 +17,7 @@ pub(super) fn reasoning(
         let told = turn(json!({"content": SAID, field: THOUGHT}));
         let between = body(&told)?;
         let (open, rest) = between.split_once(THOUGHT)?;
-        // Behind the reasoning stands what was said, if the end of the turn is not what all of it ends with.
+        // The answer's text follows the reasoning, unless `body` cut it off with the end of the turn.
         let close = rest.split_once(SAID).map_or(rest, |(close, _)| close).trim();
         let open = match open.trim() {
             // Perhaps it has the mark of its own where there is no reasoning, too.
@@ -34,7 +34,7 @@ pub(super) fn reasoning(
     };
     let fields = ["reasoning_content", "reasoning", "thinking", "tool_plan"];
     fields.into_iter().find_map(of_field).or_else(|| fields.into_iter().find_map(before_calls)).or_else(|| {
-        // Templates that cut reasoning out of what was said.
+        // Templates that cut reasoning out of the answer's text.
         let (open, close) = ("<think>", "</think>");
         let told = turn(json!({"content": format!("{open}\n{THOUGHT}\n{close}\n\n{SAID}")}));
         (told.contains(SAID) && !told.contains(THOUGHT)).then(|| (open.into(), close.into()))

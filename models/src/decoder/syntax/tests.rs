@@ -1,4 +1,4 @@
-//! What is found out of templates that write calls as models do.
+//! The syntax that is found in templates as published models have them.
 
 use super::super::jinja::{of_json, Jinja};
 use super::*;
@@ -80,7 +80,7 @@ fn a_list_of_objects_with_ids() {
     assert_eq!(calls.form, object("name", "arguments"));
 }
 
-/// As DeepSeek-V3 and R1 write them, which cut reasoning out of what was said.
+/// As DeepSeek-V3 and R1 write them, which cut reasoning out of the answer's text.
 #[test]
 fn names_before_their_arguments() {
     let Syntax { calls, reasoning } = of(r#"{%- for message in messages %}

@@ -217,9 +217,8 @@ const LONGEST_ID: usize = 128;
 
 /// Does a text begin with an id of a call, and this mark?
 fn past_id<'a>(text: &'a str, mark: &str) -> Beginning<&'a str> {
-    let is_id = |letter: char| letter.is_ascii_alphanumeric() || "_-:.".contains(letter);
     let start = text.len() - text.trim_start().len();
-    match text[start..].find(|letter| !is_id(letter)) {
+    match text[start..].find(|letter| !CallId::has(letter)) {
         Some(length) => {
             let (id, rest) = text[start..].split_at(length);
             beginning(rest, mark).then(|(), length| Beginning::Is(id, length)).behind(start + id.len())
