@@ -55,18 +55,30 @@ impl Embeddings {
         })
     }
 
-    fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor) -> Result<Tensor> {
+    /// Of tokens that stand where `positions` say, or each text's from the first position on.
+    fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor, positions: Option<&Tensor>) -> Result<Tensor> {
         let _scope = scope("embeddings");
         // The whole table is the weight itself: candle's `narrow` gives it back, which a recording on the CPU would take for
         // the result of an operator.
-        let position = match input_ids.dim(1)? {
-            tokens if tokens == self.position.dim(0)? => self.position.clone(),
-            tokens => ops::narrow(&self.position, 0, 0, tokens)?,
+        let position = match (positions, input_ids.dim(1)?) {
+            (Some(positions), _) => ops::embedding(&self.position, positions)?,
+            (None, tokens) if tokens == self.position.dim(0)? => self.position.clone(),
+            (None, tokens) => ops::narrow(&self.position, 0, 0, tokens)?,
         };
         let rest = ops::add(&self.token_type.forward(token_type_ids)?, &position)?;
         let sum = self.norm.forward_add(&self.word.forward(input_ids)?, None, &rest)?;
         self.project.as_ref().map_or(Ok(sum.clone()), |project| project.forward(&sum))
     }
+}
+
+/// The keys that queries see.
+#[derive(Clone, Copy)]
+enum Sight<'a> {
+    All,
+    /// Those whose scores an additive mask leaves.
+    Mask(&'a Tensor),
+    /// Those of each query's range.
+    Ranges(&'a Tensor),
 }
 
 /// The end of both halves of a layer: projection, residual connection, normalization.
@@ -111,7 +123,7 @@ impl Attention {
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, sight: Sight) -> Result<Tensor> {
         let _scope = scope("attention");
         let ((batch, seq, hidden), heads) = (x.dims3()?, self.heads);
         let dim = hidden / heads;
@@ -120,7 +132,12 @@ impl Attention {
         let all = ops::transpose(&all, 1, 2)?;
         let part = |index: usize| ops::narrow(&all, 1, index * heads, heads);
         let (query, key, value) = (part(0)?, part(1)?, part(2)?);
-        let context = ops::attention(&query, &key, &value, mask, (dim as f64).sqrt().recip())?;
+        let scale = (dim as f64).sqrt().recip();
+        let context = match sight {
+            Sight::All => ops::attention(&query, &key, &value, None, scale),
+            Sight::Mask(mask) => ops::attention(&query, &key, &value, Some(mask), scale),
+            Sight::Ranges(ranges) => ops::ranged_attention(&query, &key, &value, ranges, scale),
+        }?;
         self.output.forward(&ops::merge_heads(&context)?, x)
     }
 }
@@ -146,9 +163,9 @@ impl Layer {
         })
     }
 
-    fn forward(&self, x: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, sight: Sight) -> Result<Tensor> {
         let _scope = scope(&self.name);
-        let x = self.attention.forward(x, mask)?;
+        let x = self.attention.forward(x, sight)?;
         let intermediate = {
             let _scope = scope("intermediate");
             self.intermediate.forward_act(&x, self.activation)?
@@ -205,11 +222,30 @@ impl BertModel {
         token_type_ids: &Tensor,
         attention_mask: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let mut x = self.embeddings.forward(input_ids, token_type_ids)?;
+        let x = self.embeddings.forward(input_ids, token_type_ids, None)?;
         let mask = attention_mask.map(|mask| score_mask(mask, x.dtype())).transpose()?;
+        self.encode(x, mask.as_ref().map_or(Sight::All, Sight::Mask))
+    }
+
+    /// Computes the last hidden state, `(tokens, hidden)`, of texts that lie side by side, without padding. Token ids, token types and
+    /// positions are `(tokens)`; `ranges`, `(tokens, 2)`, has of each token the first one of its text, and the one behind the last.
+    ///
+    /// # Errors
+    /// Shapes that do not agree, ids outside the vocabulary, positions outside the table.
+    pub fn forward_packed(
+        &self,
+        [input_ids, token_type_ids, positions]: [&Tensor; 3],
+        ranges: &Tensor,
+    ) -> Result<Tensor> {
+        let row = |x: &Tensor| ops::unsqueeze(x, 0);
+        let x = self.embeddings.forward(&row(input_ids)?, &row(token_type_ids)?, Some(&row(positions)?))?;
+        ops::squeeze(&self.encode(x, Sight::Ranges(&row(ranges)?))?, 0)
+    }
+
+    fn encode(&self, mut x: Tensor, sight: Sight) -> Result<Tensor> {
         let _scope = scope("encoder");
         for layer in &self.layers {
-            x = layer.forward(&x, mask.as_ref())?;
+            x = layer.forward(&x, sight)?;
         }
         Ok(x)
     }

@@ -39,9 +39,10 @@ struct Args {
 fn main() -> Result<()> {
     let args = Args::parse();
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?;
-    // The server's lengths: padding to another one changes the last bits.
+    // The server's batches: others change the last bits.
     let device = args.device.map_or(Ok(Device::Cpu), opara_candle::cuda_device)?;
-    let embedder = model.embedder(&device, args.dtype.into(), &model.buckets(device.is_cpu(), &[1], &[], None)?)?;
+    let dtype = args.dtype.into();
+    let embedder = model.embedder(&device, dtype, &model.buckets(&device, dtype, &[], &[], None)?)?;
     let mut texts = args.texts;
     if texts.is_empty() {
         let long = "On Sundays a fresh loaf comes out of her oven. ".repeat(4);

@@ -8,7 +8,7 @@ use candle::{DType, Device, Tensor};
 use common::{answer, Fake, Order};
 use opara_candle::{ops, OparaExecutor};
 use opara_serve::batch::{Axis, Batcher, Bucket, Buckets, Engine, EngineError, Error, Job, Rows, Settings};
-use opara_serve::embed::{Size, TextModel};
+use opara_serve::embed::{Size, TextModel, TextRow};
 
 fn buckets() -> Buckets {
     Buckets::new([1, 2, 4], [4, 8], 32).expect("they are sound")
@@ -205,6 +205,40 @@ fn an_embedding_does_not_depend_on_its_batch() -> anyhow::Result<()> {
     let words = |n: usize| (0..n).map(|i| format!("word{i}")).collect::<Vec<_>>().join(" ");
     let texts: Vec<String> = [1, 3, 7, 8, 12, 15, 30, 60, 2].map(words).to_vec();
     for (a, b) in alone.embed(&texts)?.iter().zip(batched.embed(&texts)?) {
+        let dot: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
+        assert!((dot - 1.).abs() < 1e-5, "{dot}");
+    }
+    Ok(())
+}
+
+/// Texts side by side have the answers of texts alone: vectors, parts of them behind a prompt, tokens' hidden states, and tokens of other types.
+#[test]
+fn texts_side_by_side_have_the_answers_of_texts_alone() -> anyhow::Result<()> {
+    let model = TextModel::random(Size::Tiny, 3);
+    let alone = model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1], [64], 64)?)?;
+    let packed = model.embedder(&Device::Cpu, DType::F32, &Buckets::packed([16, 64, 256], 64)?)?;
+    let mut rng = fastrand::Rng::with_seed(5);
+    let mut rows = Vec::new();
+    for length in [3, 1, 17, 40, 64, 2, 9] {
+        let ids = (0..length).map(|_| rng.u32(2..100)).collect::<Vec<_>>();
+        let types = if length == 17 { (0..17).map(|at| at / 9).collect() } else { Vec::new() };
+        rows.push(TextRow { types, has_tokens: length % 2 == 0, unpooled: length / 4, ..TextRow::from(ids) });
+    }
+    let (one, all) = (Bucket { batch: 1, length: 64 }, Bucket { batch: 1, length: 256 });
+    let together = packed.run(all, &rows.iter().collect::<Vec<_>>())?;
+    for (row, together) in rows.iter().zip(together) {
+        let alone = alone.run(one, &[row])?.swap_remove(0);
+        assert_eq!(together.len(), alone.len());
+        let apart = together.iter().zip(&alone).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+        assert!(apart < 1e-5, "{} tokens: {apart}", row.ids.len());
+    }
+    // What does not fit is refused, not cut.
+    let long = TextRow::from(vec![5; 60]);
+    let error = packed.run(one, &[&long, &rows[2]]).err().map(|error| error.to_string());
+    assert!(error.is_some_and(|error| error.contains("2 rows of 77 tokens")), "a batch of 64 tokens");
+    let words = |n: usize| (0..n).map(|i| format!("word{i}")).collect::<Vec<_>>().join(" ");
+    let texts: Vec<String> = [1, 3, 7, 8, 12, 15, 30, 60, 2].into_iter().cycle().take(40).map(words).collect();
+    for (a, b) in alone.embed(&texts)?.iter().zip(packed.embed(&texts)?) {
         let dot: f32 = a.iter().zip(&b).map(|(a, b)| a * b).sum();
         assert!((dot - 1.).abs() < 1e-5, "{dot}");
     }

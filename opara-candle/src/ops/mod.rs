@@ -105,6 +105,7 @@ pub(crate) mod optimizer;
 mod pad;
 mod pool;
 mod quantized;
+mod range_means;
 mod rotary;
 mod sample;
 #[cfg(any(feature = "cuda", test))]
@@ -128,7 +129,7 @@ pub(crate) use activation::activation_gradient;
 pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;
-pub use attention::attention;
+pub use attention::{attention, has_ranged_attention, ranged_attention};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use attention::{attention_backward_of_scores, attention_of_scores, AttentionGradients, Bias, Scores};
 #[cfg(any(feature = "cuda", test))]
@@ -174,6 +175,8 @@ pub(crate) use pool::{plane_sums, pool_gradient};
 #[cfg(test)]
 pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
+pub use range_means::range_means;
+use range_means::seen;
 pub use rotary::{rope, rope_i};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 #[cfg(any(feature = "cuda", test))]
@@ -237,6 +240,7 @@ pub(crate) const DECLARED: &[&[Declared]] = &[
     quantized::launch::DECLARED,
     quantized::of_blocks::DECLARED,
     quantized::warpgroup::DECLARED,
+    range_means::launch::DECLARED,
     sample::launch::DECLARED,
     small_product::launch::DECLARED,
     softmax::launch::DECLARED,

@@ -351,8 +351,9 @@ fn the_table_has_every_operator() -> anyhow::Result<()> {
     let mut of = BTreeSet::new();
     functions(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src/ops"), &mut of)?;
     let known: BTreeSet<&str> = cases().iter().map(|case| case.name).collect();
-    // A setting of the process; a loss, which has no value without classes; a function of a step's number; a number of rows.
-    let others = ["use_candle_only", "cross_entropy", "dropout", "alike_rows"];
+    // A setting of the process; a loss, which has no value without classes; a function of a step's number; a number of rows;
+    // whether there is a kernel.
+    let others = ["use_candle_only", "cross_entropy", "dropout", "alike_rows", "has_ranged_attention"];
     for name in of {
         let is_known = known.contains(&*name) || IN_PLACE.contains(&&*name) || others.contains(&&*name);
         assert!(is_known, "`ops::{name}` is not in the table");

@@ -246,7 +246,7 @@ fn in_process(args: &Args, texts: &[String]) -> Result<()> {
     let dtype: DType = args.dtype.parse()?;
     let model = args.folder.as_deref().map_or_else(|| Ok(TextModel::random(args.size, 0)), TextModel::open)?.cut(true);
     let threads = if args.cpu { 1 } else { IN_PROCESS_THREADS };
-    let buckets = model.buckets(args.cpu, &[], &[], None)?;
+    let buckets = model.buckets(&device, dtype, &[], &[], None)?;
     let embedder = model.embedder(&device, dtype, &buckets)?;
     for bucket in buckets.iter() {
         embedder.prepare(bucket)?;

@@ -117,8 +117,9 @@ impl<E: Engine> Batcher<E> {
         }
         let is_single = job.rows.len() == 1;
         for (index, (row, lane)) in job.rows.into_iter().zip(lanes).enumerate() {
-            let waiting = Waiting { row, lane, index, call: call.clone(), since, is_retried: false };
-            state.queue.push(lane, job.client, buckets.length(lane) as u64, waiting);
+            let cost = buckets.taken(engine.length(&row));
+            let waiting = Waiting { row, lane, cost, index, call: call.clone(), since, is_retried: false };
+            state.queue.push(lane, job.client, cost, waiting);
         }
         settings.metrics.queue.set(state.queue.len() as i64);
         drop(state);

@@ -5,7 +5,7 @@ use super::{Error, Result};
 /// The shape of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bucket {
-    /// Rows.
+    /// Rows; 1 where rows lie side by side in it.
     pub batch: usize,
     /// Tokens of each row.
     pub length: usize,
@@ -17,12 +17,26 @@ impl std::fmt::Display for Bucket {
     }
 }
 
-/// The shapes that batches may have: some lengths, and for each the numbers of rows that the token budget allows.
+/// The shapes that batches may have.
+///
+/// Rows are padded: to some lengths, and for each to the numbers of rows that the token budget allows. Or they are packed: rows of any lengths
+/// lie side by side, in one of some numbers of tokens.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Buckets {
-    lengths: Vec<usize>,
-    /// For each length, ascending and not empty.
-    batches: Vec<Vec<usize>>,
+pub struct Buckets(Shapes);
+
+#[derive(Debug, Clone, PartialEq)]
+enum Shapes {
+    Padded {
+        lengths: Vec<usize>,
+        /// For each length, ascending and not empty.
+        batches: Vec<Vec<usize>>,
+    },
+    Packed {
+        /// Ascending.
+        tokens: Vec<usize>,
+        /// Tokens of the longest row.
+        longest: usize,
+    },
 }
 
 impl Buckets {
@@ -35,18 +49,8 @@ impl Buckets {
         lengths: impl IntoIterator<Item = usize>,
         tokens: usize,
     ) -> Result<Self> {
-        let sorted = |numbers: Vec<usize>, what: &str| {
-            let mut numbers = numbers;
-            numbers.sort_unstable();
-            numbers.dedup();
-            match numbers.first() {
-                None => Err(Error::Buckets(format!("no {what} of a batch are given"))),
-                Some(0) => Err(Error::Buckets(format!("the {what} of a batch cannot be 0"))),
-                Some(_) => Ok(numbers),
-            }
-        };
-        let (all, lengths) =
-            (sorted(batches.into_iter().collect(), "rows")?, sorted(lengths.into_iter().collect(), "tokens of a row")?);
+        let all = sorted(batches, "rows of a batch")?;
+        let lengths = sorted(lengths, "tokens of a row")?;
         let within = |&length: &usize| {
             let fitting: Vec<usize> =
                 all.iter().copied().filter(|batch| batch.checked_mul(length).is_some_and(|n| n <= tokens)).collect();
@@ -60,7 +64,7 @@ impl Buckets {
             }
         };
         let batches = lengths.iter().map(within).collect::<Result<_>>()?;
-        Ok(Self { lengths, batches })
+        Ok(Self(Shapes::Padded { lengths, batches }))
     }
 
     /// For rows without a length, such as images: these numbers of rows, each row one token.
@@ -71,9 +75,33 @@ impl Buckets {
         Self::new(batches, [1], usize::MAX)
     }
 
+    /// For rows of at most `longest` tokens that lie side by side, in these numbers of tokens. Of a number of tokens, a batch has at most a
+    /// sixteenth as many rows, and at least one.
+    ///
+    /// # Errors
+    /// [`Error::Buckets`] for a zero, for none at all, and for rows that are longer than the largest batch.
+    pub fn packed(tokens: impl IntoIterator<Item = usize>, longest: usize) -> Result<Self> {
+        let tokens = sorted(tokens, "tokens of a batch")?;
+        match tokens.last() {
+            Some(&most) if longest > 0 && longest <= most => Ok(Self(Shapes::Packed { tokens, longest })),
+            most => {
+                let most = most.copied().unwrap_or_default();
+                Err(Error::Buckets(format!("rows of {longest} tokens do not fit into batches of at most {most}")))
+            }
+        }
+    }
+
+    /// Whether rows lie side by side.
+    pub fn is_packed(&self) -> bool {
+        matches!(self.0, Shapes::Packed { .. })
+    }
+
     /// How many there are: the `max_shapes` of an executor that keeps a plan for each.
     pub fn len(&self) -> usize {
-        self.batches.iter().map(Vec::len).sum()
+        match &self.0 {
+            Shapes::Padded { batches, .. } => batches.iter().map(Vec::len).sum(),
+            Shapes::Packed { tokens, .. } => tokens.len(),
+        }
     }
 
     /// Never: there is at least one.
@@ -83,43 +111,98 @@ impl Buckets {
 
     /// All of them, the largest first, so that an arena gets its size from the first plan.
     pub fn iter(&self) -> impl Iterator<Item = Bucket> + '_ {
-        let of_lane = |lane: usize| {
-            self.batches[lane].iter().rev().map(move |&batch| Bucket { batch, length: self.lengths[lane] })
+        let mut all: Vec<Bucket> = match &self.0 {
+            Shapes::Padded { lengths, batches } => lengths
+                .iter()
+                .zip(batches)
+                .flat_map(|(&length, batches)| batches.iter().map(move |&batch| Bucket { batch, length }))
+                .collect(),
+            Shapes::Packed { tokens, .. } => tokens.iter().map(|&length| Bucket { batch: 1, length }).collect(),
         };
-        let mut all: Vec<Bucket> = (0..self.lengths.len()).flat_map(of_lane).collect();
         all.sort_by_key(|bucket| std::cmp::Reverse((bucket.batch * bucket.length, bucket.length)));
         all.into_iter()
     }
 
     /// Tokens of the longest row that fits.
     pub fn longest(&self) -> usize {
-        self.lengths[self.lengths.len() - 1]
+        match &self.0 {
+            Shapes::Padded { lengths, .. } => lengths[lengths.len() - 1],
+            Shapes::Packed { longest, .. } => *longest,
+        }
     }
 
     pub(crate) fn lanes(&self) -> usize {
-        self.lengths.len()
+        match &self.0 {
+            Shapes::Padded { lengths, .. } => lengths.len(),
+            Shapes::Packed { .. } => 1,
+        }
     }
 
-    /// The shortest length that holds a row, by its index.
+    /// The lane of a row: of the shortest length that holds it.
     pub(crate) fn lane(&self, length: usize) -> Option<usize> {
-        self.lengths.iter().position(|&l| length <= l)
+        match &self.0 {
+            Shapes::Padded { lengths, .. } => lengths.iter().position(|&l| length <= l),
+            Shapes::Packed { longest, .. } => (length <= *longest).then_some(0),
+        }
     }
 
-    /// Tokens of a row of this lane, padded.
-    pub(crate) fn length(&self, lane: usize) -> usize {
-        self.lengths[lane]
+    /// Tokens that a row of this length takes in a batch.
+    pub(crate) fn taken(&self, length: usize) -> usize {
+        match &self.0 {
+            Shapes::Padded { lengths, .. } => lengths.iter().copied().find(|&l| length <= l).unwrap_or(length),
+            Shapes::Packed { .. } => length.max(1),
+        }
     }
 
-    /// Rows of the largest batch of a lane.
-    pub(crate) fn capacity(&self, lane: usize) -> usize {
-        let batches = &self.batches[lane];
-        batches[batches.len() - 1]
+    /// Whether a batch of a lane has room for one row more, which takes `more` tokens, beside `rows` that take `tokens`.
+    pub(crate) fn has_room(&self, lane: usize, rows: usize, tokens: usize, more: usize) -> bool {
+        match &self.0 {
+            Shapes::Padded { batches, .. } => rows < batches[lane][batches[lane].len() - 1],
+            Shapes::Packed { tokens: all, .. } => {
+                let most = all[all.len() - 1];
+                rows < rows_of(most) && tokens + more <= most
+            }
+        }
     }
 
-    /// The smallest bucket of a lane that holds so many rows, which are at most its capacity.
-    pub(crate) fn fit(&self, lane: usize, rows: usize) -> Bucket {
-        let batch = self.batches[lane].iter().copied().find(|&batch| rows <= batch);
-        Bucket { batch: batch.unwrap_or_else(|| self.capacity(lane)), length: self.lengths[lane] }
+    /// The smallest bucket of a lane that holds rows of so many tokens together, which have [room](Self::has_room).
+    pub(crate) fn fit(&self, lane: usize, rows: usize, tokens: usize) -> Bucket {
+        match &self.0 {
+            Shapes::Padded { lengths, batches } => {
+                let (batches, length) = (&batches[lane], lengths[lane]);
+                let batch = batches.iter().copied().find(|&batch| rows <= batch);
+                Bucket { batch: batch.unwrap_or(batches[batches.len() - 1]), length }
+            }
+            Shapes::Packed { tokens: all, .. } => {
+                let length = all.iter().copied().find(|&most| tokens <= most && rows <= rows_of(most));
+                Bucket { batch: 1, length: length.unwrap_or(all[all.len() - 1]) }
+            }
+        }
+    }
+
+    /// Rows that a bucket has places for.
+    pub(crate) fn places(&self, bucket: Bucket) -> usize {
+        match &self.0 {
+            Shapes::Padded { .. } => bucket.batch,
+            Shapes::Packed { .. } => rows_of(bucket.length),
+        }
+    }
+}
+
+/// Rows that a batch of so many tokens side by side has at most.
+pub(crate) fn rows_of(tokens: usize) -> usize {
+    (tokens / 16).max(1)
+}
+
+/// These numbers in ascending order, each once.
+fn sorted(numbers: impl IntoIterator<Item = usize>, what: &str) -> Result<Vec<usize>> {
+    let mut numbers: Vec<usize> = numbers.into_iter().collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    match numbers.first() {
+        None => Err(Error::Buckets(format!("no {what} are given"))),
+        Some(0) => Err(Error::Buckets(format!("the {what} cannot be 0"))),
+        Some(_) => Ok(numbers),
     }
 }
 
@@ -134,7 +217,20 @@ mod tests {
         assert_eq!(all, ["2x32", "8x8", "1x32", "2x8", "1x8"]);
         assert_eq!(buckets.len(), all.len());
         assert_eq!((buckets.lane(8), buckets.lane(9), buckets.lane(33)), (Some(0), Some(1), None));
-        assert_eq!(buckets.fit(0, 3), Bucket { batch: 8, length: 8 });
+        assert_eq!(buckets.fit(0, 3, 24), Bucket { batch: 8, length: 8 });
+        Ok(())
+    }
+
+    #[test]
+    fn packed_rows_take_the_tokens_that_they_have() -> Result<()> {
+        let buckets = Buckets::packed([64, 16, 256], 100)?;
+        assert_eq!(buckets.iter().map(|bucket| bucket.to_string()).collect::<Vec<_>>(), ["1x256", "1x64", "1x16"]);
+        assert_eq!((buckets.lane(100), buckets.lane(101), buckets.taken(7)), (Some(0), None, 7));
+        assert_eq!(buckets.fit(0, 2, 33), Bucket { batch: 1, length: 64 });
+        // Four rows are the most of 64 tokens, however short they are.
+        assert_eq!(buckets.fit(0, 5, 33), Bucket { batch: 1, length: 256 });
+        assert!(buckets.has_room(0, 15, 156, 100) && !buckets.has_room(0, 15, 157, 100));
+        assert!(!buckets.has_room(0, 16, 16, 1), "16 rows are the most of 256 tokens");
         Ok(())
     }
 
@@ -145,5 +241,8 @@ mod tests {
             assert!(matches!(Buckets::new(batches, lengths, 64), Err(Error::Buckets(_))));
         }
         assert!(Buckets::new([usize::MAX], [usize::MAX], 64).is_err());
+        for (tokens, longest) in [(vec![], 8), (vec![0, 8], 8), (vec![8], 9), (vec![8], 0)] {
+            assert!(matches!(Buckets::packed(tokens, longest), Err(Error::Buckets(_))));
+        }
     }
 }

@@ -16,8 +16,8 @@ pub trait Engine: Send + Sync + 'static {
     /// Tokens of a row; 1 where rows have no length.
     fn length(&self, row: &Self::Row) -> usize;
 
-    /// Runs rows, at most `bucket.batch` of at most `bucket.length` tokens each, padded to the bucket. Gives one answer a
-    /// row, in their order.
+    /// Runs rows, at most `bucket.batch` of at most `bucket.length` tokens each, padded to the bucket; or rows that have at most
+    /// `bucket.length` tokens together, where [buckets are packed](Buckets::packed). Gives one answer a row, in their order.
     ///
     /// # Errors
     /// Fails every request that has one of these rows.

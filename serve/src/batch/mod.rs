@@ -2,7 +2,7 @@
 //!
 //! A [`Batcher`] owns a bounded queue and worker threads. A worker that is free takes the row that is due, and with it as many
 //! rows of its length as a batch holds; it waits for no further rows. Under load the queue fills while workers are busy, and
-//! batches grow by themselves. Rows are padded to one of the [`Buckets`], whose plans were built ahead by
+//! batches grow by themselves. Rows are padded to one of the [`Buckets`], or lie side by side in one, and all plans were built ahead by
 //! [`Batcher::warm_up`].
 //!
 //! ```
@@ -49,6 +49,7 @@ mod vllm_metrics;
 mod worker;
 
 pub use batcher::{Batcher, Job};
+pub(crate) use bucket::rows_of;
 pub use bucket::{Bucket, Buckets};
 pub use call::Pending;
 pub use engine::{Engine, Health};

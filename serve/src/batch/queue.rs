@@ -14,9 +14,9 @@ type Tag = (u64, u64);
 /// Clients that are remembered before those who have nothing due are forgotten.
 const CLIENTS: usize = 1_024;
 
-/// Rows that wait, in one lane for each length.
+/// Rows that wait, with the tokens that each costs, in one lane for each length.
 pub(crate) struct Queue<T> {
-    lanes: Vec<BTreeMap<Tag, T>>,
+    lanes: Vec<BTreeMap<Tag, (usize, T)>>,
     /// Finish tag of each client's latest row.
     clients: HashMap<u64, u64>,
     now: u64,
@@ -34,21 +34,21 @@ impl<T> Queue<T> {
         self.len
     }
 
-    pub fn push(&mut self, lane: usize, client: u64, cost: u64, row: T) {
+    pub fn push(&mut self, lane: usize, client: u64, cost: usize, row: T) {
         if self.clients.len() >= CLIENTS {
             self.clients.retain(|_, finish| *finish > self.now);
         }
         let start = self.clients.get(&client).copied().unwrap_or(0).max(self.now);
-        self.clients.insert(client, start + cost);
-        self.insert(lane, (start, self.arrivals), row);
+        self.clients.insert(client, start + cost as u64);
+        self.insert(lane, (start, self.arrivals), (cost, row));
     }
 
     /// Puts a row back before all others.
-    pub fn push_front(&mut self, lane: usize, row: T) {
-        self.insert(lane, (0, self.arrivals), row);
+    pub fn push_front(&mut self, lane: usize, cost: usize, row: T) {
+        self.insert(lane, (0, self.arrivals), (cost, row));
     }
 
-    fn insert(&mut self, lane: usize, tag: Tag, row: T) {
+    fn insert(&mut self, lane: usize, tag: Tag, row: (usize, T)) {
         self.arrivals += 1;
         self.len += 1;
         self.lanes[lane].insert(tag, row);
@@ -56,7 +56,7 @@ impl<T> Queue<T> {
 
     /// Drops the rows that are over.
     pub fn purge(&mut self, mut is_over: impl FnMut(&T) -> bool) {
-        self.lanes.iter_mut().for_each(|lane| lane.retain(|_, row| !is_over(row)));
+        self.lanes.iter_mut().for_each(|lane| lane.retain(|_, (_, row)| !is_over(row)));
         self.len = self.lanes.iter().map(BTreeMap::len).sum();
     }
 
@@ -64,22 +64,29 @@ impl<T> Queue<T> {
     pub fn drain(&mut self) -> impl Iterator<Item = T> {
         self.len = 0;
         let lanes: Vec<_> = self.lanes.iter_mut().map(std::mem::take).collect();
-        lanes.into_iter().flat_map(BTreeMap::into_values)
+        lanes.into_iter().flat_map(BTreeMap::into_values).map(|(_, row)| row)
     }
 
-    /// The next batch: the row that is due, and rows of its length up to the bucket's capacity. Places that the smallest
-    /// bucket for these has left go to shorter rows, which costs nothing. Rows that are over are dropped.
+    /// The next batch: the row that is due, and rows of its lane for which the batch has room. Where they are padded, places that the
+    /// smallest bucket for these has left go to shorter rows, which costs nothing. Rows that are over are dropped.
     pub fn take(&mut self, buckets: &Buckets, mut is_over: impl FnMut(&T) -> bool) -> Option<(Bucket, Vec<T>)> {
         loop {
             let lane = self.due(self.lanes.len())?;
-            let mut rows = Vec::new();
-            while rows.len() < buckets.capacity(lane) && !self.lanes[lane].is_empty() {
-                rows.extend(self.pop(lane).filter(|row| !is_over(row)));
+            let (mut rows, mut tokens) = (Vec::new(), 0);
+            while let Some((_, (cost, _))) = self.lanes[lane].first_key_value() {
+                let cost = *cost;
+                if !buckets.has_room(lane, rows.len(), tokens, cost) {
+                    break;
+                }
+                if let Some(row) = self.pop(lane).filter(|row| !is_over(row)) {
+                    rows.push(row);
+                    tokens += cost;
+                }
             }
             if rows.is_empty() {
                 continue;
             }
-            let bucket = buckets.fit(lane, rows.len());
+            let bucket = buckets.fit(lane, rows.len(), tokens);
             while rows.len() < bucket.batch {
                 let Some(shorter) = self.due(lane) else { break };
                 rows.extend(self.pop(shorter).filter(|row| !is_over(row)));
@@ -106,7 +113,7 @@ impl<T> Queue<T> {
     }
 
     fn pop(&mut self, lane: usize) -> Option<T> {
-        let ((start, _), row) = self.lanes[lane].pop_first()?;
+        let ((start, _), (_, row)) = self.lanes[lane].pop_first()?;
         self.now = self.now.max(start);
         self.len -= 1;
         Some(row)
@@ -141,6 +148,20 @@ mod tests {
         assert_eq!(queue.len(), 2);
     }
 
+    /// In order of arrival, as many as the tokens and the rows of a batch allow, in the smallest bucket for them.
+    #[test]
+    fn packed_rows_fill_batches_of_tokens() {
+        let buckets = Buckets::packed([32, 64, 128], 64).expect("they are sound");
+        let mut queue = Queue::new(1);
+        let lengths = [20, 40, 60, 5, 3, 64, 1, 1, 1, 1, 1, 1, 1, 1, 1];
+        lengths.iter().enumerate().for_each(|(row, &length)| queue.push(0, 1, length, row));
+        let mut next = || queue.take(&buckets, |&row| row == 3).map(|(bucket, rows)| (bucket.length, rows));
+        assert_eq!(next(), Some((128, vec![0, 1, 2, 4])), "123 tokens: the next row has no room");
+        assert_eq!(next(), Some((128, vec![5, 6, 7, 8, 9, 10, 11, 12])), "8 rows are the most of 128 tokens");
+        assert_eq!(next(), Some((32, vec![13, 14])));
+        assert_eq!(next(), None);
+    }
+
     /// Every row is taken once, none that is over, those of one client and length in their order, in batches that fit.
     #[test]
     fn rows_are_neither_lost_nor_doubled() {
@@ -148,14 +169,14 @@ mod tests {
             let mut rng = fastrand::Rng::with_seed(seed);
             let rows: Vec<(usize, u64, bool)> =
                 (0..rng.usize(0..200)).map(|_| (rng.usize(0..2), rng.u64(0..4), rng.u8(0..3) == 0)).collect();
-            let (mut queue, buckets) = (Queue::new(2), buckets());
+            let (mut queue, buckets, lengths) = (Queue::new(2), buckets(), [8, 16]);
             for (index, &(lane, client, _)) in rows.iter().enumerate() {
-                queue.push(lane, client, buckets.length(lane) as u64, index);
+                queue.push(lane, client, lengths[lane], index);
             }
             let mut taken = Vec::new();
             while let Some((bucket, batch)) = queue.take(&buckets, |&index| rows[index].2) {
                 assert!(!batch.is_empty() && batch.len() <= bucket.batch);
-                assert!(batch.iter().all(|&index| buckets.length(rows[index].0) <= bucket.length));
+                assert!(batch.iter().all(|&index| lengths[rows[index].0] <= bucket.length));
                 assert!(buckets.iter().any(|b| b == bucket));
                 taken.extend(batch);
             }

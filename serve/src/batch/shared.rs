@@ -16,6 +16,8 @@ use super::{Bucket, Buckets, Engine, EngineError, Error};
 pub(super) struct Waiting<E: Engine> {
     pub row: E::Row,
     pub lane: usize,
+    /// Tokens that it takes in a batch.
+    pub cost: usize,
     /// Which row of its request.
     pub index: usize,
     pub call: Arc<Call<E::Answer>>,
@@ -73,7 +75,9 @@ impl<E: Engine> Shared<E> {
         self.settings.metrics.workers.set(state.workers as i64);
         for waiting in rows {
             match state.workers > 0 && !waiting.is_retried {
-                true => state.queue.push_front(waiting.lane, Waiting { is_retried: true, ..waiting }),
+                true => {
+                    state.queue.push_front(waiting.lane, waiting.cost, Waiting { is_retried: true, ..waiting });
+                }
                 false => waiting.call.fail(Error::Engine(error.clone())),
             }
         }

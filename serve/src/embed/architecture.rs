@@ -23,6 +23,29 @@ pub struct Tokens<'a> {
 /// [pools them itself](Architecture::pooling_itself).
 pub type Transformer = Box<dyn Fn(&Tokens) -> candle::Result<Tensor> + Send + Sync>;
 
+/// Texts that lie side by side, without padding.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedTokens<'a> {
+    /// Token ids, types and positions, each `(tokens)` of u32.
+    pub tokens: [&'a Tensor; 3],
+    /// Of each token the first one of its text, and the one behind the last: `(tokens, 2)` of u32.
+    pub ranges: &'a Tensor,
+}
+
+/// A transformer on a device: the hidden states `(tokens, width)` of texts side by side.
+pub type PackedTransformer = Box<dyn Fn(&PackedTokens) -> candle::Result<Tensor> + Send + Sync>;
+
+/// Makes a transformer of texts side by side of weights.
+pub(super) type PackedLoader = Arc<dyn Fn(VarBuilder<'static>) -> candle::Result<PackedTransformer> + Send + Sync>;
+
+/// How an architecture takes texts side by side.
+#[derive(Clone)]
+pub(super) struct Packing {
+    /// Elements of a head.
+    pub head: usize,
+    pub load: PackedLoader,
+}
+
 /// Makes a transformer of weights. The number is the length of the longest text, in tokens.
 pub type Loader = Arc<dyn Fn(VarBuilder<'static>, usize) -> candle::Result<Transformer> + Send + Sync>;
 
@@ -91,6 +114,7 @@ impl Sizes {
 pub struct Architecture {
     pub(super) sizes: Sizes,
     pub(super) load: Loader,
+    pub(super) packing: Option<Packing>,
     pub(super) padding: Padding,
     pub(super) pad: u32,
     pub(super) pooling: PoolingMode,
@@ -121,6 +145,7 @@ impl Architecture {
         Self {
             sizes,
             load: Arc::new(load),
+            packing: None,
             padding: Padding::Masked,
             pad: 0,
             pooling: PoolingMode::Mean,
@@ -138,6 +163,17 @@ impl Architecture {
     /// Sets how it takes texts that are shorter than the batch, and the token that fills them up.
     pub fn padded(mut self, padding: Padding, pad: u32) -> Self {
         (self.padding, self.pad) = (padding, pad);
+        self
+    }
+
+    /// Says that it takes texts that lie side by side, too: with [`ranged_attention`](opara_candle::ops::ranged_attention) of heads of
+    /// `head` elements. A GPU on which that is one launch takes them so.
+    pub fn packed(
+        mut self,
+        head: usize,
+        load: impl Fn(VarBuilder<'static>) -> candle::Result<PackedTransformer> + Send + Sync + 'static,
+    ) -> Self {
+        self.packing = Some(Packing { head, load: Arc::new(load) });
         self
     }
 

@@ -8,12 +8,11 @@ use candle::{Device, Tensor};
 use opara_candle::{Builder, OparaExecutor};
 use parking_lot::Mutex;
 
-use super::architecture::{Padding, Sizes};
+use super::architecture::Sizes;
 use super::encoder::Encoder;
 use super::finish::Finish;
-use super::head::Head;
 use super::{EmbedError, Result, TextOptions, TextRow, TextTokenizer};
-use crate::batch::{Bucket, Buckets, Engine, EngineError, Health};
+use crate::batch::{rows_of, Bucket, Buckets, Engine, EngineError, Health, Queue};
 
 /// A text model on a device: token ids in, one answer a text out: a vector, the logits of classes, or a weight for each word of the
 /// vocabulary.
@@ -69,36 +68,33 @@ impl Embedder {
         &self.tokenizer
     }
 
-    /// One answer a text, in the order of the texts. They are sorted by length and run in the largest buckets that they fill.
+    /// One answer a text, in the order of the texts. They run in the largest buckets that texts of one length fill, or texts side by side.
     ///
     /// # Errors
     /// A text that is too long or has no tokens, a vector with NaN or infinity, and those of the executor.
     pub fn embed(&self, texts: &[impl AsRef<str>]) -> Result<Vec<Vec<f32>>> {
         let rows = self.tokenizer.rows(texts, &TextOptions::default())?;
-        let lane = |(index, row): (usize, &TextRow)| {
-            let limit = self.buckets.longest();
-            let too_long = EmbedError::TooLong { text: index, tokens: row.ids.len(), limit };
-            Ok((self.buckets.lane(row.ids.len()).ok_or(too_long)?, index))
-        };
-        let mut order = rows.iter().enumerate().map(lane).collect::<Result<Vec<_>>>()?;
-        order.sort_unstable();
+        let limit = self.buckets.longest();
+        let mut queue = Queue::new(self.buckets.lanes());
+        for (text, row) in rows.iter().enumerate() {
+            let tokens = row.ids.len();
+            let lane = self.buckets.lane(tokens).ok_or(EmbedError::TooLong { text, tokens, limit })?;
+            queue.push(lane, 0, self.buckets.taken(tokens), text);
+        }
         let mut vectors = vec![Vec::new(); rows.len()];
-        for lane in order.chunk_by(|a, b| a.0 == b.0) {
-            for batch in lane.chunks(self.buckets.capacity(lane[0].0)) {
-                let bucket = self.buckets.fit(lane[0].0, batch.len());
-                let batch_rows: Vec<&TextRow> = batch.iter().map(|&(_, index)| &rows[index]).collect();
-                for (&(_, index), vector) in batch.iter().zip(self.run(bucket, &batch_rows)?) {
-                    vectors[index] = vector;
-                }
+        while let Some((bucket, batch)) = queue.take(&self.buckets, |_| false) {
+            let batch_rows: Vec<&TextRow> = batch.iter().map(|&index| &rows[index]).collect();
+            for (index, vector) in batch.into_iter().zip(self.run(bucket, &batch_rows)?) {
+                vectors[index] = vector;
             }
         }
         Self::check_vectors(&vectors)?;
         Ok(vectors)
     }
 
-    /// Inputs of a batch with one token a row.
+    /// Inputs of a batch.
     fn example(&self, bucket: Bucket) -> candle::Result<Vec<Tensor>> {
-        example(&self.encoder, bucket, 1, &self.device)
+        self.encoder.example(bucket, bucket.length / rows_of(bucket.length), &self.device)
     }
 
     /// Checks rows that did not come from the tokenizer, for a model with these numbers of tokens and of token types.
@@ -139,7 +135,7 @@ impl Embedder {
         if let Some(made) = self.all_tokens.get() {
             return Ok(made);
         }
-        let encoder = Encoder { head: Head::Tokens.into(), ..self.encoder.clone() };
+        let encoder = self.encoder.of_tokens();
         let made = (build(&encoder, &self.builder, &self.device, &self.buckets)?, encoder);
         Ok(self.all_tokens.get_or_init(|| made))
     }
@@ -150,44 +146,23 @@ impl Embedder {
             true => self.all_tokens().map(|(executor, encoder)| (executor, encoder))?,
             false => (&self.executor, &self.encoder),
         };
-        if encoder.padding == Padding::None {
-            // Without a mask a batch would have other answers than its texts alone.
-            let alone = |row: &&TextRow| {
-                let batch = encoder.batch(Bucket { batch: 1, length: row.ids.len() }, &[row], &self.device)?;
-                Ok(encoder.forward(&batch)?.flatten_all()?.to_vec1()?)
-            };
-            return rows.iter().map(alone).collect();
-        }
-        let all = match encoder.batch(bucket, rows, &self.device)?.inputs(encoder) {
-            Ok(inputs) => executor.call_to_host(&inputs)?.swap_remove(0),
-            // The executor's plans have a sum of the tables of types and positions. Other types are rare and run eagerly.
-            Err(batch) => encoder.forward(&batch)?.flatten_all()?.to_vec1()?,
-        };
-        Ok(all.chunks(all.len() / bucket.batch).take(rows.len()).map(<[f32]>::to_vec).collect())
+        encoder.answers(executor, bucket, rows, &self.device)
     }
-}
-
-/// Inputs of a batch whose first row has `tokens` tokens, and the others one.
-fn example(encoder: &Encoder, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
-    let batch = encoder.batch(bucket, &[&TextRow::from(vec![1; tokens])], device)?;
-    batch.inputs(encoder).map_err(|_| candle::Error::Msg("a batch without types has types".into()))
 }
 
 /// An executor of an encoder, with a plan of the smallest bucket.
 fn build(encoder: &Encoder, builder: &Builder, device: &Device, buckets: &Buckets) -> Result<OparaExecutor> {
-    let smallest = match encoder.padding {
-        // Batches have no plans.
-        Padding::None => Bucket { batch: 1, length: 1 },
-        _ => buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 }),
+    let smallest = match encoder.has_plans() {
+        false => Bucket { batch: 1, length: 1 },
+        true => buckets.iter().last().unwrap_or(Bucket { batch: 1, length: 1 }),
     };
-    // Ids and masks are looked up and multiplied by operators alone: one full row and one short one show that.
-    let (full, short) = (smallest.length.min(2), 1);
-    let (full, short) = (example(encoder, smallest, full, device)?, example(encoder, smallest, short, device)?);
+    // Ids and masks are looked up and multiplied by operators alone: one long row and one short one show that.
+    let (long, short) = (encoder.example(smallest, 2, device)?, encoder.example(smallest, 1, device)?);
     let forward = {
         let encoder = encoder.clone();
-        move |inputs: &[Tensor]| Ok(vec![encoder.forward(&encoder.of_inputs(inputs))?])
+        move |inputs: &[Tensor]| Ok(vec![encoder.forward(inputs)?])
     };
-    Ok(builder.clone().example(&short).build_fn(forward, &full)?)
+    Ok(builder.clone().example(&short).build_fn(forward, &long)?)
 }
 
 impl Engine for Embedder {
@@ -225,7 +200,7 @@ impl Engine for Embedder {
     }
 
     fn prepare(&self, bucket: Bucket) -> Result<(), EngineError> {
-        if self.encoder.padding == Padding::None {
+        if !self.encoder.has_plans() {
             return Ok(());
         }
         let inputs = self.example(bucket)?;
@@ -247,7 +222,7 @@ impl Engine for Embedder {
 
     fn health(&self, buckets: &Buckets) -> Health {
         let mut health = Health::default();
-        if self.encoder.padding == Padding::None {
+        if !self.encoder.has_plans() {
             let reason = "its module has no mask: each text runs at its own length".to_owned();
             health.eager.extend(buckets.iter().map(|bucket| (bucket, reason.clone())));
             return health;

@@ -1,96 +1,67 @@
-//! A transformer and what is behind it, on a device: batches in, rows of numbers out.
+//! A transformer and what is behind it, on a device: rows of tokens in, rows of numbers out.
 
-use std::sync::Arc;
+use candle::{Device, Tensor};
+use opara_candle::OparaExecutor;
 
-use candle::{DType, Device, Tensor};
-use opara_candle::ops;
-
-use super::architecture::{Padding, Tokens, Transformer};
+use super::architecture::Padding;
 use super::head::Head;
-use super::TextRow;
+use super::packed::Packed;
+use super::padded::Padded;
+use super::{Result, TextRow};
 use crate::batch::Bucket;
 
-/// A transformer and the modules behind it. Clones share the transformer.
+/// How texts make a batch: each padded to a row, or side by side.
 #[derive(Clone)]
-pub(super) struct Encoder {
-    pub transformer: Arc<Transformer>,
-    pub head: Arc<Head>,
-    pub padding: Padding,
-    /// The token of padding.
-    pub pad: u32,
-    /// Whether the types of tokens are an input of their own. Otherwise plans have a sum of the tables of types and positions.
-    pub takes_types: bool,
-}
-
-/// A batch of a bucket, each `(batch, tokens)` of u32.
-pub(super) struct Batch {
-    ids: Tensor,
-    /// One for tokens, zero for padding.
-    mask: Tensor,
-    /// One for tokens that are pooled; `None` if the model pools all.
-    pooled: Option<Tensor>,
-    /// `None` if all tokens are of type 0.
-    types: Option<Tensor>,
+pub(super) enum Encoder {
+    Padded(Padded),
+    Packed(Packed),
 }
 
 impl Encoder {
-    /// The answers of a batch, one behind another.
-    pub fn forward(&self, batch: &Batch) -> candle::Result<Tensor> {
-        let Batch { ids, mask, pooled, types } = batch;
-        let types = match types {
-            Some(types) => types.clone(),
-            None => {
-                let (shape, device) = (ids.shape().clone(), ids.device().clone());
-                ops::constant("token_types", move || Tensor::zeros(&shape, DType::U32, &device))?
-            }
-        };
-        let hidden = (self.transformer)(&Tokens { ids, mask, types: &types })?;
-        self.head.apply(&hidden, pooled.as_ref().unwrap_or(mask))
-    }
-
-    /// Rows of a bucket. Rows that are missing have one token, so that their means are numbers.
-    pub fn batch(&self, bucket: Bucket, rows: &[&TextRow], device: &Device) -> candle::Result<Batch> {
-        let size = bucket.batch * bucket.length;
-        let mut ids = vec![self.pad; size];
-        let (mut mask, mut pooled, mut types) = (vec![0; size], vec![0; size], vec![0; size]);
-        for (index, start) in (0..bucket.batch).map(|index| index * bucket.length).enumerate() {
-            let Some(row) = rows.get(index) else {
-                (mask[start], pooled[start]) = (1, 1);
-                continue;
-            };
-            let length = row.ids.len().min(bucket.length);
-            let end = start + length;
-            ids[start..end].copy_from_slice(&row.ids[..length]);
-            mask[start..end].fill(1u32);
-            pooled[start + row.unpooled.min(length)..end].fill(1u32);
-            if !row.types.is_empty() {
-                types[start..end].copy_from_slice(&row.types[..length]);
-            }
+    /// The answers of an executor's inputs, one behind another.
+    pub fn forward(&self, inputs: &[Tensor]) -> candle::Result<Tensor> {
+        match self {
+            Self::Padded(padded) => padded.forward(inputs),
+            Self::Packed(packed) => packed.forward(inputs),
         }
-        let tensor = |values| Tensor::from_vec(values, (bucket.batch, bucket.length), device);
-        let has_types = self.takes_types || rows.iter().any(|row| !row.types.is_empty());
-        Ok(Batch {
-            ids: tensor(ids)?,
-            mask: tensor(mask)?,
-            pooled: if self.head.skips_prompt() { Some(tensor(pooled)?) } else { None },
-            types: if has_types { Some(tensor(types)?) } else { None },
-        })
     }
 
-    /// A batch of an executor's inputs.
-    pub fn of_inputs(&self, inputs: &[Tensor]) -> Batch {
-        let mut rest = inputs.iter().skip(2).cloned();
-        let types = if self.takes_types { rest.next() } else { None };
-        Batch { ids: inputs[0].clone(), mask: inputs[1].clone(), pooled: rest.next(), types }
-    }
-}
-
-impl Batch {
-    /// The inputs of an executor; `None` if they have types that it does not take.
-    pub fn inputs(self, encoder: &Encoder) -> Result<Vec<Tensor>, Self> {
-        if self.types.is_some() != encoder.takes_types {
-            return Err(self);
+    /// Inputs of a batch with a text of `tokens` tokens at least, or as many as the bucket holds.
+    pub fn example(&self, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
+        match self {
+            Self::Padded(padded) => padded.example(bucket, tokens, device),
+            Self::Packed(packed) => packed.example(bucket, tokens, device),
         }
-        Ok([self.ids, self.mask].into_iter().chain(self.types).chain(self.pooled).collect())
+    }
+
+    /// The answers of rows, by an executor of this.
+    ///
+    /// # Errors
+    /// The executor's.
+    pub fn answers(
+        &self,
+        executor: &OparaExecutor,
+        bucket: Bucket,
+        rows: &[&TextRow],
+        device: &Device,
+    ) -> Result<Vec<Vec<f32>>> {
+        match self {
+            Self::Padded(padded) => padded.answers(executor, bucket, rows, device),
+            Self::Packed(packed) => packed.answers(executor, bucket, rows, device),
+        }
+    }
+
+    /// The same transformer, for the hidden states of all tokens.
+    pub fn of_tokens(&self) -> Self {
+        let head = Head::Tokens.into();
+        match self.clone() {
+            Self::Padded(padded) => Self::Padded(Padded { head, ..padded }),
+            Self::Packed(packed) => Self::Packed(Packed { head, ..packed }),
+        }
+    }
+
+    /// Whether batches have plans: each text of a module without a mask runs by itself, at its own length.
+    pub fn has_plans(&self) -> bool {
+        !matches!(self, Self::Padded(Padded { padding: Padding::None, .. }))
     }
 }

@@ -46,6 +46,13 @@ pub enum EmbedError {
         dtype: candle::DType,
     },
 
+    /// Buckets of rows side by side, for a model that takes padded rows alone.
+    #[error("texts of a {kind:?} with this head, on this device and in this type, do not lie side by side: give padded buckets")]
+    Packing {
+        /// What its `config.json` says.
+        kind: String,
+    },
+
     /// A vector of more elements than the model's have, or of none.
     #[error("`dimensions` is {dimensions}, and this model's vectors have 1 to {width} elements")]
     Dimensions {
@@ -186,6 +193,10 @@ pub enum EmbedError {
         /// Tokens of the vocabulary.
         limit: usize,
     },
+
+    /// Shapes of batches that cannot be.
+    #[error(transparent)]
+    Buckets(#[from] crate::batch::Error),
 
     /// The longest bucket exceeds the model's positions.
     #[error("buckets of {length} tokens exceed the model's {positions} positions")]

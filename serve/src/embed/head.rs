@@ -37,11 +37,27 @@ impl Head {
             _ => pooling.apply(hidden, mask),
         };
         match self {
-            Self::Vector { pooling, steps } => steps.iter().try_fold(pooled(pooling)?, |x, step| step.apply(&x)),
-            Self::Classes { pooling, layers } => layers.forward(&pooled(pooling)?),
+            Self::Vector { pooling, .. } | Self::Classes { pooling, .. } => self.behind(&pooled(pooling)?),
             Self::Words { layers, splade } => splade.apply(&layers.forward(hidden)?, mask),
             Self::Tokens if hidden.rank() == 2 => Err(candle::Error::wrap(EmbedError::NoTokens)),
             Self::Tokens => ops::to_dtype(hidden, DType::F32),
+        }
+    }
+
+    /// What follows pooling, if there is one: `(texts, width)` of f32 in, rows of f32 out.
+    pub fn behind(&self, pooled: &Tensor) -> candle::Result<Tensor> {
+        match self {
+            Self::Vector { steps, .. } => steps.iter().try_fold(pooled.clone(), |x, step| step.apply(&x)),
+            Self::Classes { layers, .. } => layers.forward(pooled),
+            Self::Words { .. } | Self::Tokens => Ok(pooled.clone()),
+        }
+    }
+
+    /// How hidden states become a vector a text, if they do.
+    pub fn pooling(&self) -> Option<&Pooling> {
+        match self {
+            Self::Vector { pooling, .. } | Self::Classes { pooling, .. } => Some(pooling),
+            Self::Words { .. } | Self::Tokens => None,
         }
     }
 

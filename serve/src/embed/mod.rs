@@ -30,6 +30,8 @@ mod layers;
 mod module_norm;
 mod module_weights;
 mod modules;
+mod packed;
+mod padded;
 mod pooling;
 mod prompts;
 mod row;
@@ -41,7 +43,7 @@ mod tokenizer;
 mod transformer;
 mod words;
 
-pub use architecture::{Architecture, Loader, Padding, Sizes, Tokens, Transformer};
+pub use architecture::{Architecture, Loader, PackedTokens, PackedTransformer, Padding, Sizes, Tokens, Transformer};
 pub use architectures::Architectures;
 pub use embedder::Embedder;
 pub use error::{EmbedError, Result};

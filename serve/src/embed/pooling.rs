@@ -114,7 +114,24 @@ impl Pooling {
     }
 }
 
+impl Pooling {
+    /// Whether each of its vectors is the mean of a range of a text's tokens.
+    pub(super) fn is_of_ranges(&self) -> bool {
+        self.modes.iter().all(|mode| mode.range(0, 1).is_some())
+    }
+}
+
 impl PoolingMode {
+    /// The tokens whose mean it is, of those from `first` to before `end`; `None` if it is no mean of neighbours.
+    pub(super) fn range(self, first: usize, end: usize) -> Option<[usize; 2]> {
+        match self {
+            Self::Cls => Some([first, first + 1]),
+            Self::LastToken => Some([end - 1, end]),
+            Self::Mean => Some([first, end]),
+            Self::Max | Self::MeanSqrtLen | Self::WeightedMean => None,
+        }
+    }
+
     /// `starts` says that the mask's first place is one in every row.
     pub(super) fn apply(self, hidden: &Tensor, mask: &Tensor, starts: bool) -> candle::Result<Tensor> {
         let (_, tokens, _) = hidden.dims3()?;

@@ -15,6 +15,8 @@ use super::finish::Finish;
 use super::head::{Head, Step};
 use super::layers::Layers;
 use super::modules::{self, Modules};
+use super::packed::Packed;
+use super::padded::Padded;
 use super::task::{Folder, Task};
 use super::transformer::TokenizerSettings;
 use super::{Architectures, EmbedError, Embedder, Labels, Pooling, Result, TextTokenizer};
@@ -67,6 +69,12 @@ pub enum Answers {
 /// What suits a GPU, which is fast with many rows and takes long to build a plan.
 const BATCHES: &[usize] = &[1, 2, 4, 8, 16, 32];
 const LENGTHS: &[usize] = &[16, 32, 64, 128, 256];
+
+/// Tokens of the largest batch on a GPU, and of batches whose texts lie side by side: steps of an eighth to a third, beyond which the tokens
+/// that a batch lacks cost more than a plan.
+const GPU_TOKENS: usize = 8_192;
+const PACKED: &[usize] =
+    &[16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 5120, 6144, 7168];
 
 /// What suits a CPU, which multiplies few rows as fast as many and builds a plan in some forwards: little padding.
 const CPU_BATCHES: &[usize] = &[1];
@@ -197,17 +205,25 @@ impl TextModel {
     }
 
     /// Buckets that end at the model's limit, or at `tokens` if that is less: of these numbers of rows, lengths, and tokens of a batch. An
-    /// empty list or `None` stands for numbers that suit a CPU, or a GPU.
+    /// empty list or `None` stands for numbers that suit the device. Where both lists are empty and the model takes texts side by side on it,
+    /// buckets are [packed](Buckets::packed).
     ///
     /// # Errors
-    /// As for [`Buckets::new`].
+    /// As for [`Buckets::new`], and failed driver calls.
     pub fn buckets(
         &self,
-        is_cpu: bool,
+        device: &Device,
+        dtype: DType,
         batches: &[usize],
         lengths: &[usize],
         tokens: Option<usize>,
-    ) -> crate::batch::Result<Buckets> {
+    ) -> Result<Buckets> {
+        let is_cpu = device.is_cpu();
+        if batches.is_empty() && lengths.is_empty() && !is_cpu && self.is_packed_on(device, dtype)? {
+            let tokens = tokens.unwrap_or(GPU_TOKENS);
+            let all = PACKED.iter().copied().filter(|&some| some < tokens).chain([tokens]);
+            return Ok(Buckets::packed(all, self.limit().min(tokens))?);
+        }
         let batches = match batches {
             [] if is_cpu => CPU_BATCHES,
             [] => BATCHES,
@@ -222,7 +238,7 @@ impl TextModel {
             _ if is_cpu => 512,
             // Logits of a whole vocabulary for each token take gigabytes.
             Task::Words(_) => 2_048,
-            _ => 8_192,
+            _ => GPU_TOKENS,
         };
         let tokens = tokens.unwrap_or(default);
         let limit = self.limit().min(tokens);
@@ -231,7 +247,24 @@ impl TextModel {
             _ => lengths,
         };
         let lengths = lengths.iter().copied().filter(|&length| length < limit).chain([limit]);
-        Buckets::new(batches.iter().copied(), lengths, tokens)
+        Ok(Buckets::new(batches.iter().copied(), lengths, tokens)?)
+    }
+
+    /// Whether texts side by side are as fast on a device as padded ones.
+    fn is_packed_on(&self, device: &Device, dtype: DType) -> Result<bool> {
+        let Some(packing) = self.architecture.packing.as_ref().filter(|_| self.can_be_packed()) else {
+            return Ok(false);
+        };
+        Ok(ops::has_ranged_attention(device, dtype, packing.head)?)
+    }
+
+    /// Whether what is behind the transformer takes texts side by side.
+    fn can_be_packed(&self) -> bool {
+        match (&self.task, &self.architecture.classifier) {
+            (Task::Vectors(modules), _) => modules.pooling().is_of_ranges(),
+            (Task::Classes(_), Some(Classifier { pooling, .. })) => Pooling::from(*pooling).is_of_ranges(),
+            (Task::Classes(_), None) | (Task::Words(_), _) => false,
+        }
     }
 
     /// The model on a device, with weights of `dtype`, for batches of these shapes. The plan of the smallest is built; others
@@ -264,18 +297,23 @@ impl TextModel {
             }
             Weights::Seeded(seed) => (opara_weights::seeded(*seed, dtype, device), None, Unread::Refuse),
         };
-        let transformer = (architecture.load)(vb.clone(), length)?;
         let head = self.head(&vb, device, unread)?;
+        let encoder = match (&architecture.packing, buckets.is_packed()) {
+            (Some(packing), true) if self.can_be_packed() => {
+                Encoder::Packed(Packed { transformer: (packing.load)(vb)?.into(), head: head.into() })
+            }
+            (_, true) => return Err(EmbedError::Packing { kind: self.kind.clone() }),
+            (_, false) => Encoder::Padded(Padded {
+                transformer: (architecture.load)(vb, length)?.into(),
+                head: head.into(),
+                padding: architecture.padding,
+                pad: architecture.pad,
+                takes_types: matches!(task, Task::Classes(_)) && sizes.token_types > 1,
+            }),
+        };
         let is_unused =
             |name: &str| (architecture.is_unused)(name) || self.left_out.iter().any(|part| name.starts_with(part));
         loaded.map_or(Ok(()), |loaded| loaded.check(is_unused))?;
-        let encoder = Encoder {
-            transformer: transformer.into(),
-            head: head.into(),
-            padding: architecture.padding,
-            pad: architecture.pad,
-            takes_types: matches!(task, Task::Classes(_)) && sizes.token_types > 1,
-        };
         let finish = match task {
             Task::Vectors(modules) => modules.finish(),
             Task::Classes(_) | Task::Words(_) => Finish::default(),
@@ -336,9 +374,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_end_at_the_models_length() -> crate::batch::Result<()> {
+    fn buckets_end_at_the_models_length() -> Result<()> {
         for (size, length) in [(Size::Tiny, 64), (Size::Base, 512)] {
-            assert_eq!(TextModel::random(size, 0).buckets(true, &[], &[], None)?.longest(), length);
+            let buckets = TextModel::random(size, 0).buckets(&Device::Cpu, DType::F32, &[], &[], None)?;
+            assert_eq!(buckets.longest(), length);
         }
         Ok(())
     }

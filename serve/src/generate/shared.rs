@@ -52,7 +52,7 @@ impl Shared {
         if state.queue.len() >= self.limit {
             return Err(Error::Full { retry_after: state.retry_after() });
         }
-        let cost = (waiting.request.prompt.len() + waiting.request.most) as u64;
+        let cost = waiting.request.prompt.len() + waiting.request.most;
         state.queue.push(0, client, cost, waiting);
         drop(state);
         self.work.notify_one();

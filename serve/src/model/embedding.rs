@@ -191,7 +191,7 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> Model for EmbeddingModel<
     fn reader(&self) -> Option<Reader<'_>> {
         let Self { answers, tokenizer, kind, width, hidden, .. } = self;
         let buckets = self.batcher.buckets();
-        let rows = buckets.iter().map(|bucket| bucket.batch).max().unwrap_or(1);
+        let rows = buckets.iter().map(|bucket| buckets.places(bucket)).max().unwrap_or(1);
         let tokens = buckets.iter().map(|bucket| bucket.batch * bucket.length).max().unwrap_or(1);
         Some(Reader { answers, tokenizer, kind, width: *width, hidden: *hidden, batch: (rows, tokens) })
     }

@@ -117,7 +117,7 @@ impl Load {
                 "its weights are random and its tokenizer hashes words: its vectors mean nothing"
             );
         }
-        let buckets = settings.buckets(model)?;
+        let buckets = settings.buckets(model, &devices[0])?;
         let embedder = |device: &Device| {
             let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
             model.embedder_by(builder, device, settings.dtype(), &buckets)

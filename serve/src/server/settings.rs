@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{bail, ensure, Context, Result};
-use candle::DType;
+use candle::{DType, Device};
 use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
@@ -113,7 +113,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
 
-    /// Rows that a batch may have. Default: 1,2,4,8,16,32, and 1 on the CPU.
+    /// Rows that a batch of padded texts may have. Default: 1,2,4,8,16,32, and 1 on the CPU. Without this and --lengths, a GPU has texts of BERT's
+    /// kin side by side, without padding.
     #[arg(long, value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub batches: Vec<usize>,
@@ -124,7 +125,7 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<usize>,
 
-    /// Tokens that a batch may have, with padding. Default: 8192, and 512 on the CPU.
+    /// Tokens that a batch may have. Default: 8192, and 512 on the CPU.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_tokens: Option<usize>,
@@ -316,8 +317,8 @@ impl Settings {
     ///
     /// # Errors
     /// Settings that contradict each other.
-    pub(super) fn buckets(&self, model: &TextModel) -> Result<Buckets> {
-        Ok(model.buckets(self.cpu, &self.batches, &self.lengths, self.batch_tokens)?)
+    pub(super) fn buckets(&self, model: &TextModel, device: &Device) -> Result<Buckets> {
+        Ok(model.buckets(device, self.dtype(), &self.batches, &self.lengths, self.batch_tokens)?)
     }
 
     /// How a decoder that takes texts of up to `limit` tokens runs on a device: so many texts at once, if settings do not say it.

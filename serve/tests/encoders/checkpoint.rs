@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use candle::{DType, Device};
 use opara_serve::batch::{Bucket, Buckets, Engine};
-use opara_serve::embed::{Embedder, TextModel, TextRow};
+use opara_serve::embed::{EmbedError, Embedder, TextModel, TextRow};
 use serde::Deserialize;
 use serde_json::{json, Value};
 use tempfile::TempDir;
@@ -90,8 +90,19 @@ pub fn put(folder: &TempDir, name: &str, value: &Value) -> Result<()> {
 pub fn embedder(folder: &Path) -> Result<Embedder> {
     let model = TextModel::open(folder)?;
     let limit = model.sizes().positions;
-    let lengths: Vec<usize> = model.buckets(true, &[1, 4], &[12], Some(4 * limit))?.iter().map(|b| b.length).collect();
+    let buckets = model.buckets(&Device::Cpu, DType::F32, &[1, 4], &[12], Some(4 * limit))?;
+    let lengths: Vec<usize> = buckets.iter().map(|b| b.length).collect();
     Ok(model.embedder(&Device::Cpu, DType::F32, &Buckets::new([1, 4], lengths, 4 * limit)?)?)
+}
+
+/// The same for texts side by side; `None` if the model does not take them so.
+pub fn packed(folder: &Path) -> Result<Option<Embedder>> {
+    let model = TextModel::open(folder)?;
+    match model.embedder(&Device::Cpu, DType::F32, &Buckets::packed([16, 80], model.sizes().positions.min(80))?) {
+        Ok(embedder) => Ok(Some(embedder)),
+        Err(EmbedError::Packing { .. }) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The answers of all texts in one batch, and of each alone. Padding must not change them.

@@ -10,7 +10,7 @@ use opara_candle::OparaExecutor;
 use opara_serve::batch::{Bucket, Engine};
 use opara_serve::embed::{Answers, TextModel, TextRow};
 
-use checkpoint::{answers, assert_close, embedder, picture, Case};
+use checkpoint::{answers, assert_close, embedder, packed, picture, Case};
 
 /// A batch of texts of several lengths, and each by itself, give what transformers gives.
 fn check(name: &str, folder: &std::path::Path, kind: &str, case: &Case, length: usize) -> Result<()> {
@@ -19,6 +19,20 @@ fn check(name: &str, folder: &std::path::Path, kind: &str, case: &Case, length: 
     for (index, expected) in case.expected.iter().enumerate() {
         assert_close(&together[index], &expected[kind], &format!("{name}: {kind} of text {index} in a batch"));
         assert_close(&alone[index], &expected[kind], &format!("{name}: {kind} of text {index} alone"));
+    }
+    let side_by_side = packed(folder)?;
+    let kin = ["albert", "bert", "camembert", "distilbert", "electra", "roberta", "xlm"];
+    let is_kin = kin.iter().any(|kin| name.starts_with(kin)) && kind != "splade";
+    assert_eq!(side_by_side.is_some(), is_kin, "{name}, {kind} of texts side by side");
+    let Some(embedder) = side_by_side else { return Ok(()) };
+    let rows: Vec<TextRow> = case.ids.iter().cloned().map(TextRow::from).collect();
+    // Another order than theirs, so that each stands somewhere else.
+    for order in [rows.iter().collect::<Vec<_>>(), rows.iter().rev().collect()] {
+        let answers = embedder.run(Bucket { batch: 1, length: 80 }, &order)?;
+        for (row, answer) in order.into_iter().zip(&answers) {
+            let index = rows.iter().position(|other| std::ptr::eq(other, row)).context("it is one of them")?;
+            assert_close(answer, &case.expected[index][kind], &format!("{name}: {kind} of text {index} side by side"));
+        }
     }
     Ok(())
 }

@@ -194,3 +194,101 @@ fn attention_operands_without_a_kernel() -> Result<()> {
     }
     Ok(())
 }
+
+/// The ranges of the tokens of texts of these lengths that lie side by side.
+fn ranges_of(lengths: &[usize]) -> Vec<[u32; 2]> {
+    let mut first = 0;
+    let mut ranges = Vec::new();
+    for &length in lengths {
+        ranges.extend(vec![[first, first + length as u32]; length]);
+        first += length as u32;
+    }
+    ranges
+}
+
+/// `(1, queries, 2)`.
+fn tensor_of(ranges: &[[u32; 2]]) -> Result<Tensor> {
+    Tensor::from_vec(ranges.concat(), (1, ranges.len(), 2), CPU)
+}
+
+/// As if each query was alone with its keys; a query that sees none has NaN. Nothing that a query does not see reaches it.
+#[test]
+fn queries_see_their_ranges_alone() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let texts: [&[usize]; 5] =
+        [&[1], &[50; 7], &[64, 128, 3, 200, 1, 1, 17], &[300, 7, 129], &[5, 64, 64, 127, 128, 2]];
+    let windows: Vec<[u32; 2]> = (0..230u32).map(|at| [at.saturating_sub(at % 70), (at + 40).min(260)]).collect();
+    let mut all: Vec<Vec<[u32; 2]>> = texts.iter().map(|lengths| ranges_of(lengths)).collect();
+    all.push(windows);
+    // From behind to the front, and some that see nothing.
+    all.push(
+        (0..150u32).map(|at| [(149 - at) / 3 * 3, (149 - at) / 3 * 3 + if at % 5 == 0 { 0 } else { 3 }]).collect(),
+    );
+    for (dtype, tolerance) in [(DType::F16, 4e-3), (DType::BF16, 3e-2), (DType::F32, 1e-5)] {
+        for dim in [64, 32, 40, 80, 128, 160, 24, 20] {
+            for ranges in &all {
+                let (queries, keys) = (ranges.len(), ranges.iter().map(|range| range[1]).max().unwrap_or(1) as usize);
+                let of =
+                    |i: usize, heads: usize, tokens: usize| both(&waves(i, (2, heads, tokens, dim))?, dtype, &device);
+                let ((q, q_gpu), (k, k_gpu), (v, v_gpu)) = (of(0, 4, queries)?, of(1, 2, keys)?, of(2, 2, keys)?);
+                let ranges = tensor_of(&[&ranges[..], ranges].concat())?.reshape((2, queries, 2))?;
+                let expected = ops::ranged_attention(&q, &k, &v, &ranges, 0.25)?;
+                let ranges = ranges.to_device(&device)?;
+                let got = ops::ranged_attention(&q_gpu, &k_gpu, &v_gpu, &ranges, 0.25)?;
+                let (got, expected) = (got.to_device(CPU)?.to_dtype(DType::F64)?, expected);
+                let of = format!("{queries} queries, {keys} keys, heads of {dim} in {dtype:?}");
+                let numbers = |x: &Tensor| x.flatten_all()?.to_vec1::<f64>();
+                for (at, (got, expected)) in numbers(&got)?.into_iter().zip(numbers(&expected)?).enumerate() {
+                    assert_eq!(got.is_nan(), expected.is_nan(), "{of}: element {at}");
+                    assert!(got.is_nan() || (got - expected).abs() <= 4. * tolerance, "{of}: {got} for {expected}");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What overflows in one text changes no bit of another.
+#[test]
+fn texts_side_by_side_do_not_poison_each_other() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let lengths = [20, 30, 41, 90, 60];
+    let ranges = tensor_of(&ranges_of(&lengths))?.to_device(&device)?;
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let of = |i: usize| waves(i, (1, 2, 241, 64))?.to_dtype(dtype)?.to_device(&device);
+        let (q, k, v) = (of(0)?, of(1)?, of(2)?);
+        let clean = ops::ranged_attention(&q, &k, &v, &ranges, 0.125)?;
+        for bad in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let spoiled = |x: &Tensor| {
+                let bad = x.narrow(2, 50, 41)?.affine(0., bad)?;
+                Tensor::cat(&[&x.narrow(2, 0, 50)?, &bad, &x.narrow(2, 91, 150)?], 2)
+            };
+            let got = ops::ranged_attention(&spoiled(&q)?, &spoiled(&k)?, &spoiled(&v)?, &ranges, 0.125)?;
+            for (first, count) in [(0, 50), (91, 150)] {
+                let [got, clean] = [&got, &clean].map(|x| x.narrow(2, first, count)?.contiguous());
+                let furthest = crate::common::furthest(&got?, &clean?.to_dtype(DType::F64)?.to_device(CPU)?)?;
+                assert!(furthest < 4e-3, "{bad} in {dtype:?}: off by {furthest}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn means_of_ranges_agree_with_the_cpu() -> Result<()> {
+    let Some(device) = gpu() else { return Ok(()) };
+    let ranges = [[0u32, 50], [50, 51], [51, 51], [60, 20], [3, 700], [699, 900]];
+    for (dtype, tolerance) in [(DType::F16, 1e-6), (DType::BF16, 1e-6), (DType::F32, 1e-6)] {
+        for columns in [768, 8, 1024, 12, 33] {
+            let (x, x_gpu) = both(&waves(3, (700, columns))?, dtype, &device)?;
+            let expected = ops::range_means(&x, &Tensor::new(&ranges, CPU)?)?.to_dtype(DType::F64)?;
+            let got = ops::range_means(&x_gpu, &Tensor::new(&ranges, &device)?)?;
+            assert_near(&got, &expected, 4. * tolerance, format!("{columns} columns in {dtype:?}"));
+            // Rows of a larger tensor, and ranges that begin anywhere.
+            let narrowed = Tensor::new(&[[0u32, 0], ranges[0], ranges[4]], &device)?.narrow(0, 1, 2)?;
+            let again = ops::range_means(&x_gpu, &narrowed)?;
+            assert!(same_bits(&again.narrow(0, 0, 1)?.contiguous()?, &got.narrow(0, 0, 1)?.contiguous()?)?);
+        }
+    }
+    Ok(())
+}

@@ -14,8 +14,8 @@ use crate::common::differing;
 /// that decide, where shares of nearly alike keys change places. So of it only the largest error counts, with twice the room.
 const INPUTS_OF_DOUBT: u64 = 16;
 
-/// Results that differ by no more than this part of their size, or by a sixteenth of a rounding, are one result: their errors are the same, and
-/// say no more together. So it is where all of an input vanishes, in zeros or beside a norm's epsilon or a bias.
+/// Results that differ by no more than this part of their size, or by a rounding, are one result: their errors are nearly the same, and say
+/// no more together. So it is where all of an input vanishes, in zeros or beside a norm's epsilon or a bias.
 const ALIKE: f64 = 1e-6;
 
 /// What was found wrong, and how much was judged.
@@ -252,11 +252,11 @@ impl Group<'_> {
     }
 }
 
-/// Are two results one, but for what no rounding shows?
+/// Are two results one, but for what a rounding hides?
 fn are_alike(one: &Tensor, other: &Tensor, dtype: DType) -> Result<bool> {
     let size = one.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
     let apart = (one - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
-    Ok(apart <= ALIKE.max(unit(dtype) / 16.) * size)
+    Ok(apart <= ALIKE.max(unit(dtype)) * size)
 }
 
 /// Prints the errors of a module that fails, as it was built: on plain inputs, on its own, and then without one rule more each time. The rule

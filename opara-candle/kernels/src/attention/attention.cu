@@ -231,8 +231,8 @@ __device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbe
 
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
 // split, a hidden score is infinite or NaN, or a sum of values overflows before it is divided by the sum of the weights.
-template <int DIM, bool IN_F32, typename T, typename B>
-__device__ inline unsigned attention(float scale, unsigned does, float cap, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias,
+template <int DIM, bool IN_F32, bool IS_RANGED, typename T, typename B>
+__device__ inline unsigned attention(const uint2 *ranges, float scale, unsigned does, float cap, Tokens<T> q, Tokens<T> k, Tokens<T> v, const B *bias,
                                      unsigned bias_pitch, T *y, unsigned y_pitch) {
     constexpr unsigned AT_ONCE = KEYS<DIM, T>, PITCH = Tile<DIM, T>::PITCH;
     __shared__ alignas(16) T room[2][2][AT_ONCE * PITCH];
@@ -244,8 +244,11 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
 
     queries.template fill<QUERIES, THREADS>(q, blockIdx.x * QUERIES);
     commit();
-    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE, THREADS>(k, 0);
-    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE, THREADS>(v, 0);
+    Seen seen{};
+    if constexpr (IS_RANGED) seen.template find<QUERIES>(ranges, q.count, k.count);
+    const unsigned begin = IS_RANGED ? seen.of_block.x : 0, end = IS_RANGED ? seen.of_block.y : k.count;
+    Tile<DIM, T>{room[0][0]}.template fill<AT_ONCE, THREADS>(k, begin);
+    Tile<DIM, T>{room[0][1]}.template fill<AT_ONCE, THREADS>(v, begin);
     commit();
 
     Bias<B> added;
@@ -271,8 +274,8 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
     const float in_bits = bias_behind || cap ? LOG2E : of_scores;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
-    for (unsigned start = 0, stage = 0; start < k.count; start += AT_ONCE, stage ^= 1) {
-        if (start + AT_ONCE < k.count) {
+    for (unsigned start = begin, stage = 0; start < end; start += AT_ONCE, stage ^= 1) {
+        if (start + AT_ONCE < end) {
             Tile<DIM, T>{room[stage ^ 1][0]}.template fill<AT_ONCE, THREADS>(k, start + AT_ONCE);
             Tile<DIM, T>{room[stage ^ 1][1]}.template fill<AT_ONCE, THREADS>(v, start + AT_ONCE);
         }
@@ -303,12 +306,15 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
                 for (int i = 0; i < 4; i++) score[n][i] = capped<IS_F32>(score[n][i] * scale, cap);
         if (bias_behind) added.add_to(score, start + column, cap ? 1 : scale, does, highest, largest);
 
-        if (start + AT_ONCE > k.count) {
+        if (IS_RANGED || start + AT_ONCE > k.count) {
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    score[n][i] = start + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
+                for (int i = 0; i < 4; i++) {
+                    const unsigned key = start + n * 8 + column + i % 2;
+                    const bool is_seen = IS_RANGED ? seen.of[i / 2].x <= key && key < seen.of[i / 2].y : key < k.count;
+                    score[n][i] = is_seen ? score[n][i] : -INFINITY;
+                }
         }
         const float before[2] = {largest[0], largest[1]};
         bool may_be_alone[2];
@@ -386,21 +392,34 @@ __device__ inline unsigned attention(float scale, unsigned does, float cap, Toke
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
         unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b),             \
         const T *q, const T *k, const T *v, const B *b, T *y, unsigned does, float cap) {                              \
-        const unsigned wrong = attention<DIM, IN_F32, T, B>(scale, does, cap, OF_HEAD);                                \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, scale, OF_HEAD, does, cap);                    \
+        const unsigned wrong = attention<DIM, IN_F32, false, T, B>(nullptr, scale, does, cap, OF_HEAD);                \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, nullptr, scale, OF_HEAD, does, cap);           \
     }
-// The last two are as if everything was converted to f32, and the result back: with a bias in f32.
+#define RANGED(DIM, T, NAME)                                                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T))                                              \
+        opara_attention_ranged_##NAME(RANGED_ARGUMENTS(T)) {                                                           \
+        OF_RANGES(T);                                                                                                  \
+        const unsigned wrong = attention<DIM, false, true, T, T>(ranges, scale, 0, 0, OF_HEAD);                        \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, ranges, scale, OF_HEAD, 0, 0);                 \
+    }
+// Those in f32 are as if everything was converted to it, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \
     ATTENTION(DIM, __half, __half, false, DIM##_f16)                                                                   \
     ATTENTION(DIM, __nv_bfloat16, __nv_bfloat16, false, DIM##_bf16)                                                    \
     ATTENTION(DIM, __half, float, true, in_f32_##DIM##_f16)                                                            \
-    ATTENTION(DIM, __nv_bfloat16, float, true, in_f32_##DIM##_bf16)
+    ATTENTION(DIM, __nv_bfloat16, float, true, in_f32_##DIM##_bf16)                                                    \
+    RANGED(DIM, __half, DIM##_f16)                                                                                     \
+    RANGED(DIM, __nv_bfloat16, DIM##_bf16)
 
 // Of more than 80 numbers of f32, tiles do not fit into shared memory.
 ATTENTION(32, float, float, false, 32_f32)
+RANGED(32, float, 32_f32)
 ATTENTION(40, float, float, false, 40_f32)
+RANGED(40, float, 40_f32)
 ATTENTION(64, float, float, false, 64_f32)
+RANGED(64, float, 64_f32)
 ATTENTION(80, float, float, false, 80_f32)
+RANGED(80, float, 80_f32)
 ATTENTION_IN_16(32)
 ATTENTION_IN_16(40)
 ATTENTION_IN_16(64)

@@ -9,6 +9,34 @@ constexpr float LOG2E = 1.44269504f;
 constexpr unsigned ROWS = 16;
 __device__ inline unsigned first_query() { return (blockIdx.x * blockDim.x + threadIdx.x) / 32 * ROWS + threadIdx.x % 32 / 4; }
 
+// The keys that the queries of a lane see, and those of all queries of a block.
+struct Seen {
+    uint2 of[2], of_block;
+
+    // Of each of QUERIES queries of a block, `ranges` has the first key that it sees, and the one behind the last.
+    template <unsigned QUERIES> __device__ void find(const uint2 *ranges, unsigned queries, unsigned keys) {
+        auto range = [&](unsigned query) {
+            const uint2 range = ranges[min(query, queries - 1)];
+            return uint2{range.x, min(range.y, keys)};
+        };
+#pragma unroll
+        for (int r = 0; r < 2; r++) of[r] = range(first_query() + 8 * r);
+        __shared__ uint2 all;
+        if (threadIdx.x < 32) {
+            uint2 some{keys, 0};
+            for (unsigned at = threadIdx.x; at < QUERIES; at += 32) {
+                const uint2 own = range(blockIdx.x * QUERIES + at);
+                if (own.x < own.y) some = {min(some.x, own.x), max(some.y, own.y)};
+            }
+            some = {__reduce_min_sync(~0u, some.x), __reduce_max_sync(~0u, some.y)};
+            // Queries that see nothing have no weights, which one key shows.
+            if (threadIdx.x == 0) all = some.x < some.y ? some : uint2{0, 1};
+        }
+        __syncthreads();
+        of_block = all;
+    }
+};
+
 // What a bias does to scores: it is added; so, but scores are minus infinity, whatever they were, where it is; it stands in their place where
 // it is not 0; or one half of its rows is added, and the other one stands where it is not 0.
 constexpr unsigned HIDES = 1, REPLACES = 2, BOTH = 3;
@@ -160,10 +188,10 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
             if (d * 8 < v.size) y[d * 8 + e] = narrow<T>(out[d][e]);
 }
 
-// Recomputes the lane's columns of the queries in `wrong`. It runs last and reads the kernel's arguments again, so that
-// it costs the main loop no registers.
+// Recomputes the lane's columns of the queries in `wrong`, which see the keys of their ranges where there are some. It runs last and reads
+// the kernel's arguments again, so that it costs the main loop no registers.
 template <int DIM, typename T, typename B>
-__device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
+__device__ inline void recompute_queries(unsigned wrong, const uint2 *ranges, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
                                          const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch, unsigned does, float cap) {
     const unsigned column = threadIdx.x % 4 * 2;
     // Other lanes of the warp have stored these columns before.
@@ -172,9 +200,12 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
     for (unsigned r = 0; r < 2; r++) {
         const unsigned query = first_query() + 8 * r;
         if (!(wrong >> r & 1) || query >= q.count) continue;
-        without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch, k,
-                                  {v.at + column, v.count, v.pitch, v.size - min(column, v.size)}, bias ? bias + (size_t)query * bias_pitch : nullptr,
-                                  does, cap);
+        const uint2 seen = ranges ? ranges[query] : uint2{0, k.count};
+        const unsigned end = min(seen.y, k.count), first = min(seen.x, end), count = end - first;
+        without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch,
+                                  {k.at + k.of(first), count, k.pitch, k.size},
+                                  {v.at + v.of(first) + column, count, v.pitch, v.size - min(column, v.size)},
+                                  bias ? bias + (size_t)query * bias_pitch : nullptr, does, cap);
     }
 }
 
@@ -187,3 +218,14 @@ __device__ inline void recompute_queries(unsigned wrong, float scale, Tokens<T> 
         {HEAD(v, sharing), keys, v_token, of_values}, b ? HEAD(b, 1) : nullptr, b_token,                               \
         y + (y_pitch == of_values ? ((size_t)blockIdx.z * heads + blockIdx.y) * queries                                \
                                   : (size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, y_pitch
+
+// The arguments of kernels whose queries see ranges of keys: of each query of every item its first key, and the one behind its last.
+// They have no bias.
+#define RANGED_ARGUMENTS(T)                                                                                            \
+    size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,                 \
+        unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), const T *q, const T *k, \
+        const T *v, const uint2 *ranges, T *y
+#define OF_RANGES(T)                                                                                                   \
+    constexpr unsigned b_batch = 0, b_head = 0, b_token = 0;                                                           \
+    const T *const b = nullptr;                                                                                        \
+    ranges += (size_t)blockIdx.z * queries

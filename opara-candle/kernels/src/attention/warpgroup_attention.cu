@@ -9,9 +9,12 @@
 #include "scores.cuh"
 #include "tiles.cuh"
 
+// What changes scores: nothing, a bias, or the range of keys that each query sees.
+enum class Limit { NONE, BIAS, RANGES };
+
 // Keys of a tile. Twice as many halve how often a warpgroup waits and corrects its sums, where there are registers for their scores; a bias
 // is known to hide, or to add nothing, for 64 at a time.
-template <int DIM, bool HAS_BIAS> constexpr unsigned KEYS_OF_TILE = DIM <= 64 && !HAS_BIAS ? 128 : 64;
+template <int DIM, Limit LIMIT> constexpr unsigned KEYS_OF_TILE = DIM <= 64 && LIMIT != Limit::BIAS ? 128 : 64;
 
 // The tiles of keys that a block goes through.
 struct Visible {
@@ -51,10 +54,10 @@ struct Visible {
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: a hidden score is infinite or NaN, or a
 // sum of values overflows before it is divided by the sum of the weights. A block has GROUPS warpgroups of 64 queries.
 // `kinds` has the effect of the bias on tiles, or is null.
-template <int DIM, int GROUPS, bool HAS_BIAS, typename T>
-__device__ inline unsigned attention(const unsigned char *kinds, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v, const T *bias,
-                                     unsigned bias_pitch, T *y, unsigned y_pitch) {
-    constexpr unsigned KEYS = KEYS_OF_TILE<DIM, HAS_BIAS>, THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
+template <int DIM, int GROUPS, Limit LIMIT, typename T>
+__device__ inline unsigned attention(const unsigned char *kinds, const uint2 *ranges, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
+                                     const T *bias, unsigned bias_pitch, T *y, unsigned y_pitch) {
+    constexpr unsigned KEYS = KEYS_OF_TILE<DIM, LIMIT>, THREADS = 128 * GROUPS, QUERIES = 64 * GROUPS;
     constexpr int OPERANDS = (DIM + DEPTH<T> - 1) / DEPTH<T>, COLUMNS = DIM / 8;
     using Tile = Lines<DIM, KEYS, T>;
     extern __shared__ __align__(BASE) uint4 dynamic[];
@@ -63,20 +66,24 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
     auto values = [&](unsigned tile) { return Tile{room + (2 + tile % 2) * Tile::SIZE}; };
     // The queries, and later the results in their place.
     const Lines<DIM, QUERIES, T> queries{room + 4 * Tile::SIZE};
-    const unsigned lane = threadIdx.x % 32, group = threadIdx.x / 128, all = (k.count + KEYS - 1) / KEYS;
+    const unsigned lane = threadIdx.x % 32, group = threadIdx.x / 128;
     const unsigned first = first_query(), column = lane % 4 * 2;
 
     queries.template fill<THREADS>(q, blockIdx.x * QUERIES);
     __shared__ Visible visible;
     bool is_known = false;
-    if constexpr (HAS_BIAS) {
+    Seen seen{};
+    if constexpr (LIMIT == Limit::RANGES) seen.template find<QUERIES>(ranges, q.count, k.count);
+    if constexpr (LIMIT == Limit::BIAS) {
+        const unsigned all = (k.count + KEYS - 1) / KEYS;
         is_known = kinds && all <= TILES_KEPT;
         const unsigned of_queries = (q.count + 63) / 64, begin = blockIdx.x * GROUPS;
         if (is_known) visible.find(kinds, begin, min(of_queries - begin, (unsigned)GROUPS), all);
     }
     // Tiles are those that are seen, one after the other.
-    const unsigned tiles = is_known ? visible.count : all;
-    auto key_of = [&](unsigned tile) { return (is_known ? visible.at[tile] : tile) * KEYS; };
+    const unsigned begin = LIMIT == Limit::RANGES ? seen.of_block.x : 0, end = LIMIT == Limit::RANGES ? seen.of_block.y : k.count;
+    const unsigned tiles = is_known ? visible.count : (end - begin + KEYS - 1) / KEYS;
+    auto key_of = [&](unsigned tile) { return begin + (is_known ? visible.at[tile] : tile) * KEYS; };
     keys(0).template fill<THREADS>(k, key_of(0));
     commit();
     values(0).template fill<THREADS>(v, key_of(0));
@@ -95,7 +102,7 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
     unsigned weights[KEYS / 16][4];
     auto multiply_keys = [&](unsigned tile) {
         bool adds = false;
-        if constexpr (HAS_BIAS) {
+        if constexpr (LIMIT == Limit::BIAS) {
             adds = !is_known || visible.adds[tile];
             if (adds) added.init(score, key_of(tile) + column, unit, most);
         }
@@ -126,12 +133,15 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
     };
     // Scores become weights.
     auto weigh = [&](unsigned tile) {
-        if (key_of(tile) + KEYS > k.count) {
+        if (LIMIT == Limit::RANGES || key_of(tile) + KEYS > k.count) {
 #pragma unroll
             for (int n = 0; n < KEYS / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++)
-                    score[n][i] = key_of(tile) + n * 8 + column + i % 2 < k.count ? score[n][i] : -INFINITY;
+                for (int i = 0; i < 4; i++) {
+                    const unsigned key = key_of(tile) + n * 8 + column + i % 2;
+                    const bool is_seen = LIMIT == Limit::RANGES ? seen.of[i / 2].x <= key && key < seen.of[i / 2].y : key < k.count;
+                    score[n][i] = is_seen ? score[n][i] : -INFINITY;
+                }
         }
 #pragma unroll
         for (int r = 0; r < 2; r++) {
@@ -219,25 +229,34 @@ __device__ inline unsigned attention(const unsigned char *kinds, float scale, To
 }
 
 // The blocks of a multiprocessor that have room for their tiles.
-#define BLOCKS(DIM, HAS_BIAS) (DIM > 128 ? 1 : DIM > 64 ? 2 : HAS_BIAS ? 4 : 3)
+#define BLOCKS(DIM, LIMIT) (DIM > 128 ? 1 : DIM > 64 ? 2 : Limit::LIMIT == Limit::BIAS ? 4 : 3)
 
 // For rows of DIM elements at most: queries and keys have `of_keys`, values `of_values`.
-#define ATTENTION(DIM, GROUPS, HAS_BIAS, T, NAME)                                                                      \
-    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, HAS_BIAS))                                  \
+#define ATTENTION(DIM, GROUPS, LIMIT, T, NAME)                                                                         \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, LIMIT))                                     \
         opara_attention_warpgroups_##NAME(                                                                             \
         size_t numel, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, unsigned of_keys,             \
         unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b),             \
         const T *q, const T *k, const T *v, const T *b, T *y, unsigned does, unsigned t_batch, unsigned t_head,        \
         const unsigned char *tiles) {                                                                                  \
         const unsigned char *const kinds = tiles ? tiles + blockIdx.z * t_batch + blockIdx.y * t_head : nullptr;       \
-        const unsigned wrong = attention<DIM, GROUPS, HAS_BIAS, T>(kinds, scale, OF_HEAD);                             \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, scale, OF_HEAD, does, 0);                      \
+        const unsigned wrong = attention<DIM, GROUPS, Limit::LIMIT, T>(kinds, nullptr, scale, OF_HEAD);                \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, nullptr, scale, OF_HEAD, does, 0);             \
+    }
+#define RANGED(DIM, GROUPS, T, NAME)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, RANGES))                                    \
+        opara_attention_warpgroups_ranged_##NAME(RANGED_ARGUMENTS(T)) {                                                \
+        OF_RANGES(T);                                                                                                  \
+        const unsigned wrong = attention<DIM, GROUPS, Limit::RANGES, T>(nullptr, ranges, scale, OF_HEAD);              \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, ranges, scale, OF_HEAD, 0, 0);                 \
     }
 #define ATTENTIONS(DIM, GROUPS)                                                                                        \
-    ATTENTION(DIM, GROUPS, false, __half, DIM##_f16)                                                                   \
-    ATTENTION(DIM, GROUPS, false, __nv_bfloat16, DIM##_bf16)                                                           \
-    ATTENTION(DIM, GROUPS, true, __half, biased_##DIM##_f16)                                                           \
-    ATTENTION(DIM, GROUPS, true, __nv_bfloat16, biased_##DIM##_bf16)
+    ATTENTION(DIM, GROUPS, NONE, __half, DIM##_f16)                                                                    \
+    ATTENTION(DIM, GROUPS, NONE, __nv_bfloat16, DIM##_bf16)                                                            \
+    ATTENTION(DIM, GROUPS, BIAS, __half, biased_##DIM##_f16)                                                           \
+    ATTENTION(DIM, GROUPS, BIAS, __nv_bfloat16, biased_##DIM##_bf16)                                                   \
+    RANGED(DIM, GROUPS, __half, DIM##_f16)                                                                             \
+    RANGED(DIM, GROUPS, __nv_bfloat16, DIM##_bf16)
 
 // Several blocks hide each other's waits better than several warpgroups of one. Of 160 numbers, there is room for one block.
 ATTENTIONS(32, 1)

@@ -1,14 +1,14 @@
 //! Attention in one launch.
 
 use candle::cuda_backend::CudaDType;
-use candle::{bail, DType, Result, Tensor};
+use candle::{bail, DType, Device, Result, Tensor};
 use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, OfLaunch};
 use super::scores::{Bias, Scores};
 use super::sharing::shared_by;
 use crate::cuda::operator::head_rows::HeadRows;
-use crate::cuda::operator::{launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
 /// [`attention_of_scores`] whose bias is added.
@@ -59,11 +59,6 @@ pub(super) fn attention_of_scores(
         return Ok(None);
     }
     let bias = bias.map(|bias| bias_of_scores(bias, (batch, heads, queries, does.row(keys)))).transpose()?;
-    let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
-    let as_taken = |x: &Tensor| match rows_of(x) {
-        Some(rows) => Ok(Some((x.clone(), rows))),
-        None => x.contiguous().map(|x| rows_of(&x).map(|rows| (x, rows))),
-    };
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let Some(bias) = bias.map_or(Some(None), |bias| bias.map(Some)) else { return Ok(None) };
     if takes_one {
@@ -79,6 +74,49 @@ pub(super) fn attention_of_scores(
     match by_heads {
         true => launched(kernel, &q, (batch, heads, queries, of_values)).map(Some),
         false => launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some),
+    }
+}
+
+/// [`ranged_attention`](super::ranged_attention) in one kernel, as a transposed view of `(batch, queries, heads, dim)`. `None` if no kernel
+/// supports the operands.
+pub(super) fn ranged_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    ranges: &Tensor,
+    scale: f64,
+) -> Result<Option<Tensor>> {
+    let ((batch, heads, queries, dim), (_, of_keys, keys, _), of_values) = (q.dims4()?, k.dims4()?, v.dim(3)?);
+    let agree = k.dims() == [batch, of_keys, keys, dim]
+        && v.dims() == [batch, of_keys, keys, of_values]
+        && shared_by(heads, of_keys).is_some();
+    let is_known = takes(q, &[Some(k), Some(v)]) && ranges.device().same_device(q.device());
+    let is_sound = (scale as f32).is_normal() && scale > 0. && keys > 0 && q.elem_count() * of_values > 0;
+    if !agree || !is_known || !is_sound || !launch::attends(q.device().as_cuda_device()?, q.dtype(), [dim, of_values])?
+    {
+        return Ok(None);
+    }
+    let ranges = ranges.contiguous()?;
+    let ranges = if begin_wide([&ranges])? { ranges } else { ranges.force_contiguous()? };
+    let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
+    let kernel = Ranged { of_q, k, v, ranges, scale: scale as f32 };
+    launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some)
+}
+
+/// Whether heads of `dim` elements have a kernel of ranges.
+pub(super) fn has_ranged_attention(device: &Device, dtype: DType, dim: usize) -> Result<Option<bool>> {
+    match device {
+        Device::Cuda(device) => launch::attends(device, dtype, [dim; 2]).map(Some),
+        _ => Ok(None),
+    }
+}
+
+/// A tensor as the kernels read it, with its layout; a copy where they do not read its own.
+fn as_taken(x: &Tensor) -> Result<Option<(Tensor, HeadRows)>> {
+    let rows_of = |x: &Tensor| HeadRows::of(x.layout(), x.dtype());
+    match rows_of(x) {
+        Some(rows) => Ok(Some((x.clone(), rows))),
+        None => x.contiguous().map(|x| rows_of(&x).map(|rows| (x, rows))),
     }
 }
 
@@ -120,6 +158,30 @@ impl Kernel for Attention {
             }
             with_elements([added], |[added]| {
                 launch::attention::<T, T>(device, dtype, *scores, operands, added.as_ref().zip(strides), y)
+            })
+        })
+    }
+}
+
+struct Ranged {
+    of_q: HeadRows,
+    k: (Tensor, HeadRows),
+    v: (Tensor, HeadRows),
+    ranges: Tensor,
+    scale: f32,
+}
+
+impl Kernel for Ranged {
+    const NAME: &'static str = "ranged_attention";
+
+    fn launch<T: CudaDType + DeviceRepr>(&self, Call { device, dtype, x, y }: Call<T>) -> Result<()> {
+        let Self { of_q, k, v, ranges, scale } = self;
+        with_elements([Some(&k.0), Some(&v.0)], |[keys, values]| {
+            with_elements::<u32, _, 1>([Some(ranges)], |[ranges]| {
+                let (Some(keys), Some(values), Some(ranges)) = (&keys, &values, &ranges) else {
+                    bail!("attention without keys, values or ranges")
+                };
+                launch::ranged_attention(device, dtype, *scale, [(&x, *of_q), (keys, k.1), (values, v.1)], ranges, y)
             })
         })
     }

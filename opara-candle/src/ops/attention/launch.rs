@@ -35,11 +35,41 @@ kernels! {
         does: u32, of_tiles: u32 [2],
         tiles: opt u8 [of_all_tiles],
     }
+
+    /// Attention of queries that each see a range of the keys.
+    Ranged<T> = "opara_attention_ranged_" for [f16 bf16 f32] needs [TensorCores] {
+        batch: host, kv_heads: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
+        of_values: u32, y_pitch: u32, scale: f32,
+        of_q: u32 [3], of_k: u32 [3], of_v: u32 [3],
+        q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
+        k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
+        v: wide in T [strided([batch, kv_heads, keys], of_v, of_values)],
+        ranges: wide in u32 [batch * queries * 2],
+        y: out T [numel],
+    }
+
+    /// The same on warpgroups.
+    WarpgroupsRanged<T> = "opara_attention_warpgroups_ranged_" for [f16 bf16] needs [Warpgroups] {
+        batch: host, kv_heads: host, numel: usize, queries: u32, keys: u32, heads: u32, sharing: u32, of_keys: u32,
+        of_values: u32, y_pitch: u32, scale: f32,
+        of_q: u32 [3], of_k: u32 [3], of_v: u32 [3],
+        q: wide in T [strided([batch, heads, queries], of_q, of_keys)],
+        k: wide in T [strided([batch, kv_heads, keys], of_k, of_keys)],
+        v: wide in T [strided([batch, kv_heads, keys], of_v, of_values)],
+        ranges: wide in u32 [batch * queries * 2],
+        y: out T [numel],
+    }
 }
 
 /// Queries per block (`QUERIES`) and threads per block of `attention.cu`.
 const QUERIES: usize = 64;
 const THREADS: u32 = 128;
+
+/// The launch shape of `attention.cu`.
+fn blocks([batch, heads, queries]: [usize; 3]) -> LaunchConfig {
+    let grid_dim = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
+    LaunchConfig { grid_dim, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 }
+}
 
 /// The launch shape of `warpgroup_attention.cu` for rows of `width` elements at most.
 fn warpgroups([batch, heads, queries]: [usize; 3], width: usize, has_bias: bool) -> LaunchConfig {
@@ -119,15 +149,8 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
     bias: Option<(&CudaView<B>, [usize; 3])>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ([batch, heads, queries, of_keys], [_, kv_heads, keys, _]) = (q.1.dims(), k.1.dims());
-    let of_values = v.1.dims()[3];
-    let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
-    let agree = k.1.dims() == [batch, kv_heads, keys, of_keys] && v.1.dims() == [batch, kv_heads, keys, of_values];
-    let sizes = [of_keys, of_values];
-    let is_there = agree && are_shared && attends(device, dtype, sizes)?;
-    let Some(width) = width(dtype, sizes).filter(|_| is_there) else {
-        bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.1.dims(), k.1.dims(), v.1.dims())
-    };
+    let Sizes { batch, heads, kv_heads, queries, keys, of_keys, of_values, width } =
+        Sizes::of(device, dtype, [q.1, k.1, v.1])?;
     let numel = batch * heads * queries * of_values;
     if numel == 0 {
         return Ok(());
@@ -182,9 +205,93 @@ pub(super) fn attention<T: DeviceRepr, B: DeviceRepr>(
         return launch!(Warpgroups { of_all_tiles, of_tiles, tiles }, variant, ptx::WARPGROUP_ATTENTION, config);
     }
     let variant = format!("{}{width}_{numbers}", if in_f32 { "in_f32_" } else { "" });
-    let blocks = (queries.div_ceil(QUERIES) as u32, heads as u32, batch as u32);
-    let config = LaunchConfig { grid_dim: blocks, block_dim: (THREADS, 1, 1), shared_mem_bytes: 0 };
-    launch!(Attention { cap }, variant, ptx::ATTENTION, config)
+    launch!(Attention { cap }, variant, ptx::ATTENTION, blocks([batch, heads, queries]))
+}
+
+/// [`attention`] of queries that each see a range of the keys, `(batch, queries, 2)`, into `y` as `(batch, queries, heads, size of v)`.
+///
+/// # Errors
+/// As for [`attention`].
+pub(super) fn ranged_attention<T: DeviceRepr>(
+    device: &CudaDevice,
+    dtype: DType,
+    scale: f32,
+    [q, k, v]: [(&CudaView<T>, HeadRows); 3],
+    ranges: &CudaView<u32>,
+    y: &mut CudaSlice<T>,
+) -> Result<()> {
+    let Sizes { batch, heads, kv_heads, queries, keys, of_keys, of_values, width } =
+        Sizes::of(device, dtype, [q.1, k.1, v.1])?;
+    let numel = batch * heads * queries * of_values;
+    if numel == 0 {
+        return Ok(());
+    }
+    let variant = format!("{width}_{}", dtype.as_str());
+    macro_rules! launch {
+        ($kernel:ident, $code:expr, $config:expr) => {
+            $kernel {
+                batch,
+                kv_heads,
+                numel,
+                queries,
+                keys,
+                heads,
+                sharing: heads / kv_heads,
+                of_keys,
+                of_values,
+                y_pitch: heads * of_values,
+                scale,
+                of_q: q.1.strides(),
+                of_k: k.1.strides(),
+                of_v: v.1.strides(),
+                q: q.0,
+                k: k.0,
+                v: v.0,
+                ranges,
+                y: y.as_view_mut(),
+            }
+            .launch(device, &variant, $code, $config)
+        };
+    }
+    let code = ptx::WARPGROUP_ATTENTION;
+    let has_warpgroups =
+        WarpgroupsRanged::<()>::is_for(dtype) && WarpgroupsRanged::<()>::runs_on(&Capabilities::of(device, code)?);
+    match has_warpgroups {
+        true => launch!(WarpgroupsRanged, code, warpgroups([batch, heads, queries], width, false)),
+        false => launch!(Ranged, ptx::ATTENTION, blocks([batch, heads, queries])),
+    }
+}
+
+/// Sizes of operands that agree.
+struct Sizes {
+    batch: usize,
+    heads: usize,
+    kv_heads: usize,
+    queries: usize,
+    keys: usize,
+    of_keys: usize,
+    of_values: usize,
+    /// Elements of the rows that the kernel takes.
+    width: usize,
+}
+
+impl Sizes {
+    /// Those of queries, keys and values.
+    ///
+    /// # Errors
+    /// Sizes that do not agree, or for which there is no kernel.
+    fn of(device: &CudaDevice, dtype: DType, [q, k, v]: [HeadRows; 3]) -> Result<Self> {
+        let ([batch, heads, queries, of_keys], [_, kv_heads, keys, _]) = (q.dims(), k.dims());
+        let of_values = v.dims()[3];
+        let are_shared = kv_heads > 0 && heads.is_multiple_of(kv_heads);
+        let agree = k.dims() == [batch, kv_heads, keys, of_keys] && v.dims() == [batch, kv_heads, keys, of_values];
+        let sizes = [of_keys, of_values];
+        let is_there = agree && are_shared && attends(device, dtype, sizes)?;
+        let Some(width) = width(dtype, sizes).filter(|_| is_there) else {
+            bail!("no attention kernel for q {:?}, k {:?} and v {:?}", q.dims(), k.dims(), v.dims())
+        };
+        Ok(Self { batch, heads, kv_heads, queries, keys, of_keys, of_values, width })
+    }
 }
 
 #[cfg(test)]

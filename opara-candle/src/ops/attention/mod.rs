@@ -10,6 +10,7 @@ mod gradient_cuda;
 pub(super) mod gradient_launch;
 #[cfg(feature = "cuda")]
 pub(super) mod launch;
+mod ranged;
 #[cfg(any(feature = "cuda", test))]
 mod scores;
 mod sharing;
@@ -21,6 +22,7 @@ use candle::{bail, Result, Tensor};
 use self::backward::attention_backward;
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use self::backward::{attention_backward_of_scores, AttentionGradients};
+pub use self::ranged::{has_ranged_attention, ranged_attention};
 #[cfg(any(feature = "cuda", test))]
 pub(crate) use self::scores::{Bias, Scores};
 use self::sharing::repeated;

@@ -1,5 +1,6 @@
 //! Operators of whole rows.
 
+use candle::Tensor;
 use opara_candle::ops::{self, Activation};
 
 use super::{case, floats, Case, Operand, Sizes};
@@ -54,6 +55,25 @@ pub(super) fn cases() -> Vec<Case> {
             |[b, n, m, k]| floats(&[&[b, 4, n, m], &[b, 2, k, m], &[b, 2, k, m]]),
             |[b, n, m, _]| vec![b, 4, n, m],
             |t| ops::attention(&t[0], &t[1], &t[2], None, 1.),
+        ),
+        case(
+            "ranged_attention",
+            |[b, n, m, k]| {
+                [floats(&[&[b, 4, n, m], &[b, 2, k, m], &[b, 2, k, m]]), vec![Operand::Ids(vec![b, n], k as u32)]]
+                    .concat()
+            },
+            |[b, n, m, _]| vec![b, 4, n, m],
+            |t| {
+                // Every query sees a key at least.
+                let ranges = Tensor::stack(&[t[3].zeros_like()?, (&t[3] + 1.)?], 2)?;
+                ops::ranged_attention(&t[0], &t[1], &t[2], &ranges, 0.5)
+            },
+        ),
+        case(
+            "range_means",
+            |[b, n, m, _]| [floats(&[&[n, m]]), vec![Operand::Ids(vec![b, 2], n as u32 + 2)]].concat(),
+            |[b, _, m, _]| vec![b, m],
+            |t| ops::range_means(&t[0], &t[1]),
         ),
         case(
             "mean_keepdim",

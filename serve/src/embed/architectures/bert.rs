@@ -76,9 +76,16 @@ impl Kin {
             "embeddings.token_type_embeddings.weight" if !has_types => Source::Zeros,
             name => Source::Named(rename(name)),
         };
+        let head = config.hidden_size / config.num_attention_heads.max(1);
+        let load = move |vb| BertModel::load(adapted(&unprefixed(&vb, &[prefix], ANCHOR), names), &config);
+        let load_packed = load.clone();
         Architecture::new(sizes, move |vb, _| {
-            let bert = BertModel::load(adapted(&unprefixed(&vb, &[prefix], ANCHOR), names), &config)?;
+            let bert = load(vb)?;
             Ok(Box::new(move |tokens| bert.forward(tokens.ids, tokens.types, Some(tokens.mask))))
+        })
+        .packed(head, move |vb| {
+            let bert = load_packed(vb)?;
+            Ok(Box::new(move |packed| bert.forward_packed(packed.tokens, packed.ranges)))
         })
         .on_own_operators()
         .classified(PoolingMode::Cls, classes)
