@@ -192,8 +192,30 @@ impl OparaExecutor {
     /// # Errors
     /// Those of [`call_zero_copy`](Self::call_zero_copy).
     pub fn call_to_host(&self, inputs: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+        self.to_host(inputs, None)
+    }
+
+    /// The same of each output's first `rows` rows, along its first dimension: a batch that is not full has no answers behind them.
+    ///
+    /// ```
+    /// # use candle::{Device, Tensor};
+    /// # use opara_candle::{ops, OparaExecutor};
+    /// let x = Tensor::new(&[[1f32, -2.], [-3., 4.]], &Device::Cpu)?;
+    /// let fast = OparaExecutor::new(|x: &Tensor| ops::relu(x), &x)?;
+    /// assert_eq!(fast.call_to_host_rows(&[x], 1)?, [[1., 0.]]);
+    /// # Ok::<(), opara_candle::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`call_to_host`](Self::call_to_host), and an output of fewer rows.
+    pub fn call_to_host_rows(&self, inputs: &[Tensor], rows: usize) -> Result<Vec<Vec<f32>>> {
+        self.to_host(inputs, Some(rows))
+    }
+
+    fn to_host(&self, inputs: &[Tensor], rows: Option<usize>) -> Result<Vec<Vec<f32>>> {
         let copies = &self.host_copies;
-        let given = |outputs: &[Tensor]| outputs.iter().map(|output| copies.begin(output)).collect::<Result<Vec<_>>>();
+        let given =
+            |outputs: &[Tensor]| outputs.iter().map(|output| copies.begin(output, rows)).collect::<Result<Vec<_>>>();
         let given = self.call_zero_copy(inputs, given)??;
         given.into_iter().map(|given| copies.end(given)).collect()
     }

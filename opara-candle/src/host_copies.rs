@@ -17,22 +17,23 @@ pub(crate) enum Given {
 }
 
 impl HostCopies {
-    /// Elements of an output, or a copy of them under way.
+    /// Elements of an output, or of its first `rows` rows, or a copy of them under way.
     ///
     /// # Errors
-    /// An output that is no number, and failed calls of the driver.
-    pub fn begin(&self, output: &Tensor) -> Result<Given> {
-        let output = output.to_dtype(DType::F32)?;
+    /// An output that is no number or has fewer rows, and failed calls of the driver.
+    pub fn begin(&self, output: &Tensor, rows: Option<usize>) -> Result<Given> {
+        let whole = output.elem_count();
+        let output = rows.map_or_else(|| Ok(output.clone()), |rows| output.narrow(0, 0, rows))?.to_dtype(DType::F32)?;
         if !output.device().is_cuda() {
             return Ok(Given::Elements(output.flatten_all()?.to_vec1()?));
         }
-        let elements = output.elem_count();
-        let mut copy = match self.free(elements) {
+        // There is room for all rows, so that calls with other numbers of them take the same memory.
+        let mut copy = match self.free(whole) {
             Some(copy) => copy,
-            None => cuda::Download::new(output.device(), elements)?,
+            None => cuda::Download::new(output.device(), whole)?,
         };
         copy.enqueue(&output.contiguous()?)?;
-        Ok(Given::Coming(copy, elements))
+        Ok(Given::Coming(copy, output.elem_count()))
     }
 
     /// Waits for the elements.

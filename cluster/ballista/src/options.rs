@@ -65,7 +65,7 @@ pub struct ModelOptions {
     #[arg(long, default_value = "f32", value_parser = dtype)]
     pub dtype: DType,
 
-    /// Rows that a batch of the model may have. Default: 1,2,4,8,16,32, and 1,4 on the CPU.
+    /// Rows that a batch of padded texts may have. Default: 1,2,4,8,16,32, and 1 on the CPU; BERT's kin are not padded on a GPU.
     #[arg(long, value_delimiter = ',')]
     pub batches: Vec<usize>,
 
@@ -73,7 +73,8 @@ pub struct ModelOptions {
     #[arg(long, value_delimiter = ',')]
     pub lengths: Vec<usize>,
 
-    /// Tokens that a batch of the model may have, with padding. Default: 8192, and 512 on the CPU.
+    /// Tokens that a batch of the model may have. Default: 4096 without padding, or the longest text's up to 8192; 8192 with
+    /// it, and 512 on the CPU.
     #[arg(long)]
     pub batch_tokens: Option<usize>,
 
@@ -113,7 +114,7 @@ impl ModelOptions {
     }
 
     fn embedder(&self, model: TextModel, device: &Device) -> Result<opara_serve::embed::Embedder> {
-        let buckets = model.buckets(device.is_cpu(), &self.batches, &self.lengths, self.batch_tokens)?;
+        let buckets = model.buckets(device, self.dtype, &self.batches, &self.lengths, self.batch_tokens)?;
         Ok(model.cut(self.truncate).embedder(device, self.dtype, &buckets)?)
     }
 }

@@ -13,8 +13,8 @@ pub(super) struct CachePositions<'a> {
     /// The pages that sequences have, if the cache is in pages.
     pub pages: Option<&'a Tensor>,
     pub rotaries: &'a [Tensor],
-    /// Which of the new tokens are the text's own, `(batch, tokens, 1)` of u8; all, if not given.
-    pub own: Option<&'a Tensor>,
+    /// How many of the new tokens are each text's own, `(batch)` of u32; all, if not given.
+    pub counts: Option<&'a Tensor>,
 }
 
 pub(super) struct Layer {
@@ -92,10 +92,10 @@ impl Layer {
         let x = {
             let _scope = scope("attention");
             let qkv = self.qkv.forward(x, Some(&self.attention_norm), None)?;
-            let qkv = places.own.map_or_else(|| Ok(qkv.clone()), |own| without_others(&qkv, own))?;
             let new = NewTokens {
                 qkv: &qkv,
                 start: places.start,
+                counts: places.counts,
                 pages: places.pages,
                 rotary: Some(&places.rotaries[self.rotary]),
                 norms: self.head_norms.as_ref().map(|(q, k)| (q, k)),
@@ -108,14 +108,6 @@ impl Layer {
         let y = self.gate_up.gated(&x, Some(&self.mlp_norm), self.activation)?;
         added(&x, &y, &self.down, self.after_mlp.as_ref())
     }
-}
-
-/// Zeros for tokens that are not the text's own: what they give could be infinite, and attention multiplies it by weights of zero.
-fn without_others(qkv: &Tensor, own: &Tensor) -> Result<Tensor> {
-    ops::custom("own_tokens", &[qkv, own], |t| {
-        let zeros = Tensor::zeros((), t[0].dtype(), t[0].device())?;
-        t[1].broadcast_as(t[0].shape())?.where_cond(t[0], &zeros.broadcast_as(t[0].shape())?)
-    })
 }
 
 /// `x` plus the product of `y`, normalised where there is a norm.

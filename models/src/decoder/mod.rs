@@ -285,9 +285,9 @@ impl Decoder {
         self.forward_part(ids, None, cache)
     }
 
-    /// The same of a part that is filled up with other tokens: only those that are `own`, `(batch, tokens, 1)` of u8, have keys and values
-    /// that count. Those of the others are zeros, so that nothing of them is in what own tokens see.
-    fn forward_part(&self, ids: &Tensor, own: Option<&Tensor>, cache: &Cache) -> candle::Result<Tensor> {
+    /// The same of a part that is filled up with other tokens: of each text as many as `counts` says, `(batch)` of u32, have keys and values that
+    /// count. Those of the others are zeros, so that nothing of them is in what own tokens see.
+    fn forward_part(&self, ids: &Tensor, counts: Option<&Tensor>, cache: &Cache) -> candle::Result<Tensor> {
         let mut x = {
             let _scope = scope("embedding");
             let x = self.table.embed(ids, self.dtype)?.to_dtype(self.dtype)?;
@@ -296,7 +296,7 @@ impl Decoder {
                 .map_or_else(|| Ok(x.clone()), |scale| ops::affine(&x, self.rounded(scale), 0.))?
         };
         let places =
-            CachePositions { start: &cache.position, pages: cache.pages.as_ref(), rotaries: &self.rotaries, own };
+            CachePositions { start: &cache.position, pages: cache.pages.as_ref(), rotaries: &self.rotaries, counts };
         for (at, (layer, cache)) in self.layers.iter().zip(&cache.layers).enumerate() {
             let _scope = scope(&at.to_string());
             x = layer.forward(&x, cache, &places)?;

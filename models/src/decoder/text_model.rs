@@ -56,9 +56,8 @@ impl TextModel for Decoder {
     }
 
     fn read(&self, part: &Part, memory: &Memory) -> Result<Tensor> {
-        let own = ops::unsqueeze(&part.own()?, 2)?;
         let cache = Cache::in_pages(memory, part.starts);
-        let hidden = self.forward_part(part.ids, Some(&own), &cache)?;
+        let hidden = self.forward_part(part.ids, Some(part.counts), &cache)?;
         let (texts, tokens, size) = hidden.dims3()?;
         let last = ops::index_select(&ops::reshape(&hidden, (texts * tokens, size))?, part.last, 0)?;
         // On a GPU one row alone has kernels of its own: it has the bits of several.

@@ -126,7 +126,15 @@ impl SelfAttention {
         let _scope = scope("SelfAttention");
         let qkv = self.qkv.forward_side_by_side(x, &self.norm)?;
         let by_distance = Some(by_distance);
-        let new = NewTokens { qkv: &qkv, start: positions, pages: None, rotary: None, norms: None, by_distance };
+        let new = NewTokens {
+            qkv: &qkv,
+            start: positions,
+            counts: None,
+            pages: None,
+            rotary: None,
+            norms: None,
+            by_distance,
+        };
         x.add_product(&ops::cached_attention(&self.of, cache, new)?, &self.output)
     }
 }

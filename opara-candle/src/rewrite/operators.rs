@@ -348,7 +348,8 @@ fn cached_attention(
     let heads = node.len as usize / (tokens * head_dim).max(1);
     let window = window.map(|window| window as usize);
     let of = CachedAttention { heads, kv_heads, head_dim, scale: scale.into(), window, eps: 0. };
-    let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary: None, norms: None, by_distance: None };
+    let new =
+        NewTokens { qkv: &qkv, start: &start, counts: None, pages: None, rotary: None, norms: None, by_distance: None };
     ops::cached_attention(&of, &cache, new)
 }
 

@@ -239,7 +239,7 @@ fn scrapes(url: &str, begin: Instant, end: Instant, is_over: &AtomicBool) -> Res
     Ok(Scrape::take(&agent, url)?.map(|last| (first, last)))
 }
 
-/// The same texts without a server, in the server's batches, sorted by length within 256 texts, as a full queue lets the
+/// The same texts without a server, in the server's batches, 256 texts at a time, as a full queue lets the
 /// server do it. Several threads embed at a time: while one tokenizes, the device works for another.
 fn in_process(args: &Args, texts: &[String]) -> Result<()> {
     let device = if args.cpu { Device::Cpu } else { opara_candle::cuda_device(0)? };

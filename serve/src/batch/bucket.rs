@@ -7,7 +7,7 @@ use super::{Error, Result};
 pub struct Bucket {
     /// Rows; 1 where rows lie side by side in it.
     pub batch: usize,
-    /// Tokens of each row.
+    /// Tokens of each row, or of all that lie side by side.
     pub length: usize,
 }
 
@@ -20,7 +20,7 @@ impl std::fmt::Display for Bucket {
 /// The shapes that batches may have.
 ///
 /// Rows are padded: to some lengths, and for each to the numbers of rows that the token budget allows. Or they are packed: rows of any lengths
-/// lie side by side, in one of some numbers of tokens.
+/// lie side by side, in one of some numbers of tokens, where a short row takes 16 tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Buckets(Shapes);
 
@@ -75,8 +75,8 @@ impl Buckets {
         Self::new(batches, [1], usize::MAX)
     }
 
-    /// For rows of at most `longest` tokens that lie side by side, in these numbers of tokens. Of a number of tokens, a batch has at most a
-    /// sixteenth as many rows, and at least one.
+    /// For rows of at most `longest` tokens that lie side by side, in these numbers of tokens. A row of fewer than 16 tokens takes 16, so that
+    /// the number of rows is bounded, too.
     ///
     /// # Errors
     /// [`Error::Buckets`] for a zero, for none at all, and for rows that are longer than the largest batch.
@@ -150,7 +150,7 @@ impl Buckets {
     pub(crate) fn taken(&self, length: usize) -> usize {
         match &self.0 {
             Shapes::Padded { lengths, .. } => lengths.iter().copied().find(|&l| length <= l).unwrap_or(length),
-            Shapes::Packed { .. } => length.max(1),
+            Shapes::Packed { tokens, .. } => length.max(SHORTEST.min(tokens[tokens.len() - 1])),
         }
     }
 
@@ -158,14 +158,11 @@ impl Buckets {
     pub(crate) fn has_room(&self, lane: usize, rows: usize, tokens: usize, more: usize) -> bool {
         match &self.0 {
             Shapes::Padded { batches, .. } => rows < batches[lane][batches[lane].len() - 1],
-            Shapes::Packed { tokens: all, .. } => {
-                let most = all[all.len() - 1];
-                rows < rows_of(most) && tokens + more <= most
-            }
+            Shapes::Packed { tokens: all, .. } => tokens + more <= all[all.len() - 1],
         }
     }
 
-    /// The smallest bucket of a lane that holds rows of so many tokens together, which have [room](Self::has_room).
+    /// The smallest bucket of a lane that holds rows which take so many tokens together, and have [room](Self::has_room).
     pub(crate) fn fit(&self, lane: usize, rows: usize, tokens: usize) -> Bucket {
         match &self.0 {
             Shapes::Padded { lengths, batches } => {
@@ -174,7 +171,7 @@ impl Buckets {
                 Bucket { batch: batch.unwrap_or(batches[batches.len() - 1]), length }
             }
             Shapes::Packed { tokens: all, .. } => {
-                let length = all.iter().copied().find(|&most| tokens <= most && rows <= rows_of(most));
+                let length = all.iter().copied().find(|&most| tokens <= most);
                 Bucket { batch: 1, length: length.unwrap_or(all[all.len() - 1]) }
             }
         }
@@ -189,9 +186,12 @@ impl Buckets {
     }
 }
 
+/// Tokens that a row takes at least in a batch whose rows lie side by side.
+const SHORTEST: usize = 16;
+
 /// Rows that a batch of so many tokens side by side has at most.
 pub(crate) fn rows_of(tokens: usize) -> usize {
-    (tokens / 16).max(1)
+    (tokens / SHORTEST).max(1)
 }
 
 /// These numbers in ascending order, each once.
@@ -225,12 +225,11 @@ mod tests {
     fn packed_rows_take_the_tokens_that_they_have() -> Result<()> {
         let buckets = Buckets::packed([64, 16, 256], 100)?;
         assert_eq!(buckets.iter().map(|bucket| bucket.to_string()).collect::<Vec<_>>(), ["1x256", "1x64", "1x16"]);
-        assert_eq!((buckets.lane(100), buckets.lane(101), buckets.taken(7)), (Some(0), None, 7));
+        assert_eq!((buckets.lane(100), buckets.lane(101)), (Some(0), None));
+        assert_eq!((buckets.taken(7), buckets.taken(33)), (16, 33));
         assert_eq!(buckets.fit(0, 2, 33), Bucket { batch: 1, length: 64 });
-        // Four rows are the most of 64 tokens, however short they are.
-        assert_eq!(buckets.fit(0, 5, 33), Bucket { batch: 1, length: 256 });
         assert!(buckets.has_room(0, 15, 156, 100) && !buckets.has_room(0, 15, 157, 100));
-        assert!(!buckets.has_room(0, 16, 16, 1), "16 rows are the most of 256 tokens");
+        assert_eq!(buckets.iter().map(|bucket| buckets.places(bucket)).collect::<Vec<_>>(), [16, 4, 1]);
         Ok(())
     }
 
@@ -241,6 +240,7 @@ mod tests {
             assert!(matches!(Buckets::new(batches, lengths, 64), Err(Error::Buckets(_))));
         }
         assert!(Buckets::new([usize::MAX], [usize::MAX], 64).is_err());
+        assert_eq!(Buckets::packed([8], 8).map(|small| small.taken(3)), Ok(8), "no row takes more than a batch has");
         for (tokens, longest) in [(vec![], 8), (vec![0, 8], 8), (vec![8], 9), (vec![8], 0)] {
             assert!(matches!(Buckets::packed(tokens, longest), Err(Error::Buckets(_))));
         }

@@ -34,7 +34,7 @@ pub enum Error {
         row: usize,
         /// Its tokens.
         length: usize,
-        /// Tokens of the longest bucket.
+        /// Tokens that a row may have.
         limit: usize,
     },
 

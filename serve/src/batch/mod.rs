@@ -1,7 +1,7 @@
 //! The batcher: rows of many requests become batches of a few shapes.
 //!
 //! A [`Batcher`] owns a bounded queue and worker threads. A worker that is free takes the row that is due, and with it as many
-//! rows of its length as a batch holds; it waits for no further rows. Under load the queue fills while workers are busy, and
+//! rows behind it as a batch holds; it waits for no further rows. Under load the queue fills while workers are busy, and
 //! batches grow by themselves. Rows are padded to one of the [`Buckets`], or lie side by side in one, and all plans were built ahead by
 //! [`Batcher::warm_up`].
 //!

@@ -153,12 +153,12 @@ mod tests {
     fn packed_rows_fill_batches_of_tokens() {
         let buckets = Buckets::packed([32, 64, 128], 64).expect("they are sound");
         let mut queue = Queue::new(1);
-        let lengths = [20, 40, 60, 5, 3, 64, 1, 1, 1, 1, 1, 1, 1, 1, 1];
-        lengths.iter().enumerate().for_each(|(row, &length)| queue.push(0, 1, length, row));
+        let lengths = [20, 30, 60, 5, 3, 64, 1, 1, 1, 1, 1, 1];
+        lengths.iter().enumerate().for_each(|(row, &length)| queue.push(0, 1, buckets.taken(length), row));
         let mut next = || queue.take(&buckets, |&row| row == 3).map(|(bucket, rows)| (bucket.length, rows));
-        assert_eq!(next(), Some((128, vec![0, 1, 2, 4])), "123 tokens: the next row has no room");
-        assert_eq!(next(), Some((128, vec![5, 6, 7, 8, 9, 10, 11, 12])), "8 rows are the most of 128 tokens");
-        assert_eq!(next(), Some((32, vec![13, 14])));
+        assert_eq!(next(), Some((128, vec![0, 1, 2, 4])), "126 tokens: the next row has no room");
+        assert_eq!(next(), Some((128, vec![5, 6, 7, 8, 9])), "a short row takes 16 tokens");
+        assert_eq!(next(), Some((32, vec![10, 11])));
         assert_eq!(next(), None);
     }
 

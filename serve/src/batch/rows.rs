@@ -103,6 +103,9 @@ impl Engine for Rows {
 
     fn run(&self, bucket: Bucket, rows: &[&Self::Row]) -> Result<Vec<Self::Answer>, EngineError> {
         let count = self.inputs.len();
+        if rows.len() > bucket.batch {
+            return Err(EngineError::new("rows of tensors do not lie side by side: give padded buckets"));
+        }
         if let Some(row) = rows.iter().find(|row| row.len() != count) {
             return Err(EngineError::new(format!("a row has {} tensors, and the executor {count} inputs", row.len())));
         }

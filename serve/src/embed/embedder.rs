@@ -12,7 +12,7 @@ use super::architecture::Sizes;
 use super::encoder::Encoder;
 use super::finish::Finish;
 use super::{EmbedError, Result, TextOptions, TextRow, TextTokenizer};
-use crate::batch::{rows_of, Bucket, Buckets, Engine, EngineError, Health, Queue};
+use crate::batch::{Bucket, Buckets, Engine, EngineError, Health, Queue};
 
 /// A text model on a device: token ids in, one answer a text out: a vector, the logits of classes, or a weight for each word of the
 /// vocabulary.
@@ -32,6 +32,9 @@ pub struct Embedder {
     /// What a GPU takes for a batch of each bucket.
     times: Mutex<HashMap<Bucket, Duration>>,
 }
+
+/// Tokens of a text with which a GPU's time is measured.
+const USUAL: usize = 64;
 
 /// Calls one after another by which a GPU's time is measured. The host enqueues each while the one before runs, so that its own
 /// time is hidden.
@@ -92,9 +95,9 @@ impl Embedder {
         Ok(vectors)
     }
 
-    /// Inputs of a batch.
+    /// Inputs of a batch of texts as long as most.
     fn example(&self, bucket: Bucket) -> candle::Result<Vec<Tensor>> {
-        self.encoder.example(bucket, bucket.length / rows_of(bucket.length), &self.device)
+        self.encoder.example(bucket, USUAL.min(self.buckets.longest()), &self.device)
     }
 
     /// Checks rows that did not come from the tokenizer, for a model with these numbers of tokens and of token types.
@@ -174,6 +177,11 @@ impl Engine for Embedder {
     }
 
     fn run(&self, bucket: Bucket, rows: &[&TextRow]) -> Result<Vec<Vec<f32>>, EngineError> {
+        // The lookup of a position that there is not would cost the process its GPU.
+        let limit = self.buckets.longest();
+        if let Some((text, row)) = rows.iter().enumerate().find(|(_, row)| row.ids.len() > limit) {
+            return Err(EmbedError::TooLong { text, tokens: row.ids.len(), limit }.into());
+        }
         for row in rows {
             Self::check(std::slice::from_ref(row), self.sizes.vocabulary, self.sizes.token_types)
                 .map_err(EngineError::new)?;

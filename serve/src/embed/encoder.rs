@@ -26,7 +26,7 @@ impl Encoder {
         }
     }
 
-    /// Inputs of a batch with a text of `tokens` tokens at least, or as many as the bucket holds.
+    /// Inputs of a batch that has a text of `tokens` tokens: beside texts of one where it is padded, and else as many of them as it holds.
     pub fn example(&self, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
         match self {
             Self::Padded(padded) => padded.example(bucket, tokens, device),

@@ -93,7 +93,7 @@ impl Packed {
     /// Inputs of a batch of as many texts of `tokens` tokens as it holds.
     pub fn example(&self, bucket: Bucket, tokens: usize, device: &Device) -> candle::Result<Vec<Tensor>> {
         let row = TextRow::from(vec![1; tokens.min(bucket.length)]);
-        let count = (bucket.length / row.ids.len()).clamp(1, rows_of(bucket.length));
+        let count = (bucket.length / row.ids.len().max(1)).clamp(1, rows_of(bucket.length));
         self.inputs(bucket, &vec![&row; count], device)
     }
 
@@ -105,11 +105,14 @@ impl Packed {
         rows: &[&TextRow],
         device: &Device,
     ) -> Result<Vec<Vec<f32>>> {
-        let all: Vec<f32> = executor.call_to_host(&self.inputs(bucket, rows, device)?)?.swap_remove(0);
-        if self.head.pooling().is_some() {
-            return Ok(all.chunks(all.len() / rows_of(bucket.length)).take(rows.len()).map(<[f32]>::to_vec).collect());
+        let (inputs, tokens) =
+            (self.inputs(bucket, rows, device)?, rows.iter().map(|row| row.ids.len()).sum::<usize>());
+        let is_pooled = self.head.pooling().is_some();
+        let all = executor.call_to_host_rows(&inputs, if is_pooled { rows.len() } else { tokens })?.swap_remove(0);
+        if is_pooled {
+            return Ok(all.chunks((all.len() / rows.len().max(1)).max(1)).map(<[f32]>::to_vec).collect());
         }
-        let (width, mut first) = (all.len() / bucket.length, 0);
+        let (width, mut first) = (all.len() / tokens.max(1), 0);
         let of_row = |row: &&TextRow| {
             let begin = first * width;
             first += row.ids.len();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use candle::{DType, Device, Tensor};
+use candle::{bail, DType, Device, Tensor};
 use opara_candle::{ops, OparaExecutor};
 
 use super::architecture::{Padding, Tokens, Transformer};
@@ -62,13 +62,16 @@ impl Padded {
                 (mask[start], pooled[start]) = (1, 1);
                 continue;
             };
-            let length = row.ids.len().min(bucket.length);
+            let length = row.ids.len();
+            if length > bucket.length {
+                bail!("a row of {length} tokens, and those of the batch have at most {}", bucket.length);
+            }
             let end = start + length;
-            ids[start..end].copy_from_slice(&row.ids[..length]);
+            ids[start..end].copy_from_slice(&row.ids);
             mask[start..end].fill(1u32);
             pooled[start + row.unpooled.min(length)..end].fill(1u32);
             if !row.types.is_empty() {
-                types[start..end].copy_from_slice(&row.types[..length]);
+                types[start..end].copy_from_slice(&row.types);
             }
         }
         let tensor = |values| Tensor::from_vec(values, (bucket.batch, bucket.length), device);

@@ -113,7 +113,6 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
         if *options != (TextOptions { has_tokens, vector, ..TextOptions::default() }) {
             return Err(Failure::invalid("`prompt`, `prompt_name` and `truncate` are for texts, not for tokens"));
         }
-        Embedder::check(&rows, self.vocabulary, self.token_types)?;
         self.tokenizer.check(&rows)?;
         rows.iter_mut().for_each(|row| (row.has_tokens, row.vector) = (has_tokens, vector));
         Ok(rows)
@@ -143,6 +142,8 @@ impl<E: Engine<Row: From<TextRow>, Answer = Vec<f32>>> EmbeddingModel<E> {
             Texts::Tokens(rows) => self.checked(rows, &options)?,
             texts => self.rows(texts, options, &context).await?,
         };
+        // A tokenizer may have tokens that the model lacks. They fail their own request, not those that run beside it.
+        Embedder::check(&rows, self.vocabulary, self.token_types)?;
         let tokens = rows.iter().map(|row| row.ids.len()).sum();
         let job = Job::of(rows.into_iter().map(E::Row::from).collect::<Vec<_>>())
             .client(context.client)

@@ -117,7 +117,9 @@ impl Load {
                 "its weights are random and its tokenizer hashes words: its vectors mean nothing"
             );
         }
-        let buckets = settings.buckets(model, &devices[0])?;
+        // Texts lie side by side if all devices take them so.
+        let mut all = devices.iter().map(|device| settings.buckets(model, device)).collect::<Result<Vec<_>>>()?;
+        let buckets = all.swap_remove(all.iter().position(|buckets| !buckets.is_packed()).unwrap_or(0));
         let embedder = |device: &Device| {
             let builder = OparaExecutor::builder().recheck(settings.recheck.unwrap_or(0));
             model.embedder_by(builder, device, settings.dtype(), &buckets)

@@ -125,7 +125,8 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lengths: Vec<usize>,
 
-    /// Tokens that a batch may have. Default: 8192, and 512 on the CPU.
+    /// Tokens that a batch may have, which no text exceeds. Default: 4096 side by side, or the longest text's up to 8192; 8192 padded, and 512 on the
+    /// CPU.
     #[arg(long)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_tokens: Option<usize>,

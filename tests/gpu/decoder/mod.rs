@@ -126,21 +126,37 @@ fn attend(of: CachedAttention, case: Case, dtype: DType, tolerance: f64, device:
             let start = Tensor::new(&starts, CPU)?;
             let at = format!("{of:?}, {case:?} at {starts:?}, step {step} of {tokens}, {dtype:?}");
             let shape = (batch, tokens, (heads + 2 * kv_heads) * head_dim);
-            let (qkv, of_qkv) = both(&(waves(20 + step, shape)? * 2.)?, dtype, device)?;
+            // Of several tokens not all are a sequence's own: what the others are must not matter.
+            let counts = [tokens, tokens / 2, tokens * 3 / 4].map(|count| count as u32);
+            let counts = (tokens > 1).then(|| Tensor::new(&counts, CPU)).transpose()?;
+            let values = (waves(20 + step, shape)? * 2.)?;
+            let values = match &counts {
+                Some(counts) => {
+                    let places = Tensor::arange(0, tokens as u32, CPU)?.reshape((1, tokens, 1))?;
+                    let is_own = places.broadcast_lt(&counts.reshape((batch, 1, 1))?)?.broadcast_as(shape)?;
+                    is_own.where_cond(&values, &(values.zeros_like()? + f64::NAN)?)?
+                }
+                None => values,
+            };
+            let (qkv, of_qkv) = both(&values, dtype, device)?;
             let norms = has_norms.then_some((&q, &k));
             let new = NewTokens {
                 qkv: &qkv,
                 start: &start,
+                counts: counts.as_ref(),
                 pages: None,
                 rotary: angles.as_ref(),
                 norms,
                 by_distance: bias.as_ref(),
             };
             let expected = ops::cached_attention(&of, &cache, new)?;
+            assert!(expected.to_dtype(DType::F64)?.sum_all()?.to_scalar::<f64>()?.is_finite(), "{at}");
             let start = start.to_device(device)?;
+            let counts = counts.map(|counts| counts.to_device(device)).transpose()?;
             let norms = has_norms.then_some((&of_q, &of_k));
             let (rotary, by_distance) = (table.as_ref(), of_bias.as_ref());
-            let new = NewTokens { qkv: &of_qkv, start: &start, pages: None, rotary, norms, by_distance };
+            let counts = counts.as_ref();
+            let new = NewTokens { qkv: &of_qkv, start: &start, counts, pages: None, rotary, norms, by_distance };
             let got = ops::cached_attention(&of, &of_cache, new)?;
             // Scores of many places differ by more, and exponentials of such differences round by more.
             assert_near(&got, &expected, if capacity > 2000 { tolerance.max(3e-5) } else { tolerance }, &at);
@@ -209,6 +225,7 @@ fn a_position_beyond_the_cache_writes_nothing_outside_of_it() -> Result<()> {
             let new = NewTokens {
                 qkv: &qkv,
                 start: &start,
+                counts: None,
                 pages: None,
                 rotary: Some(&rotary),
                 norms: None,
@@ -269,6 +286,7 @@ fn a_position_that_a_step_writes_first_is_read_when_it_is_written() -> anyhow::R
             let new = NewTokens {
                 qkv: &qkv,
                 start: position,
+                counts: None,
                 pages: None,
                 rotary: Some(&table),
                 norms: None,

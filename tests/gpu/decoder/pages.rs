@@ -72,7 +72,15 @@ fn attention_over_pages_has_the_bits_of_attention_over_rows() -> Result<()> {
                     let start = Tensor::new(&starts[..], &device)?;
                     let by_distance = has_distances.then_some(&distances);
                     let rotary = Some(&rotary);
-                    let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary, norms: None, by_distance };
+                    let new = NewTokens {
+                        qkv: &qkv,
+                        start: &start,
+                        counts: None,
+                        pages: None,
+                        rotary,
+                        norms: None,
+                        by_distance,
+                    };
                     let (row, paged) = (in_row.copy()?, in_pages.copy()?);
                     let expected = ops::cached_attention(&of, &row, new)?;
                     let got = ops::cached_attention(&of, &paged, NewTokens { pages: Some(&pages_of), ..new })?;

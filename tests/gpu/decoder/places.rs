@@ -62,8 +62,15 @@ impl Case {
     fn attend_in(&self, cache: &Tensor, pages: Option<&Tensor>, starts: &[u32]) -> Result<Tensor> {
         let start = Tensor::new(starts, cache.device())?;
         let by_distance = self.by_distance.as_ref();
-        let new =
-            NewTokens { qkv: &self.qkv, start: &start, pages, rotary: Some(&self.rotary), norms: None, by_distance };
+        let new = NewTokens {
+            qkv: &self.qkv,
+            start: &start,
+            counts: None,
+            pages,
+            rotary: Some(&self.rotary),
+            norms: None,
+            by_distance,
+        };
         ops::cached_attention(&self.of, cache, new)
     }
 
@@ -161,8 +168,15 @@ fn large_scores_choose_a_place() -> Result<()> {
             let both = Tensor::stack(&[earlier_k, earlier_v], 0)?.unsqueeze(0)?.to_dtype(dtype)?.to_device(&device)?;
             room.slice_set(&both.contiguous()?, 3, 0)?;
             let at = Tensor::new(&[start as u32], &device)?;
-            let tokens_of =
-                NewTokens { qkv: &qkv, start: &at, pages: None, rotary: None, norms: None, by_distance: None };
+            let tokens_of = NewTokens {
+                qkv: &qkv,
+                start: &at,
+                counts: None,
+                pages: None,
+                rotary: None,
+                norms: None,
+                by_distance: None,
+            };
             let got = ops::cached_attention(&of, &room, tokens_of)?.to_device(CPU)?.to_dtype(DType::F64)?;
             let got = got.reshape((tokens, of_keys, of_heads / of_keys, dim))?;
             // The last tokens see most.

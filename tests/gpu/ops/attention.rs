@@ -248,7 +248,7 @@ fn queries_see_their_ranges_alone() -> Result<()> {
     Ok(())
 }
 
-/// What overflows in one text changes no bit of another.
+/// What overflows in one text does not reach another.
 #[test]
 fn texts_side_by_side_do_not_poison_each_other() -> Result<()> {
     let Some(device) = gpu() else { return Ok(()) };
@@ -284,7 +284,7 @@ fn means_of_ranges_agree_with_the_cpu() -> Result<()> {
             let expected = ops::range_means(&x, &Tensor::new(&ranges, CPU)?)?.to_dtype(DType::F64)?;
             let got = ops::range_means(&x_gpu, &Tensor::new(&ranges, &device)?)?;
             assert_near(&got, &expected, 4. * tolerance, format!("{columns} columns in {dtype:?}"));
-            // Rows of a larger tensor, and ranges that begin anywhere.
+            // Ranges that begin anywhere in memory.
             let narrowed = Tensor::new(&[[0u32, 0], ranges[0], ranges[4]], &device)?.narrow(0, 1, 2)?;
             let again = ops::range_means(&x_gpu, &narrowed)?;
             assert!(same_bits(&again.narrow(0, 0, 1)?.contiguous()?, &got.narrow(0, 0, 1)?.contiguous()?)?);

@@ -55,7 +55,7 @@ pub fn write(path: &Path, texts: &Texts, row_group: usize) -> Result<()> {
 /// A model in this process.
 pub fn embedder(size: Size, truncate: bool) -> Result<Embedder> {
     let model = TextModel::random(size, SEED).cut(truncate);
-    Ok(model.embedder(&Device::Cpu, DType::F32, &model.buckets(true, &[], &[], None)?)?)
+    Ok(model.embedder(&Device::Cpu, DType::F32, &model.buckets(&Device::Cpu, DType::F32, &[], &[], None)?)?)
 }
 
 /// The vectors of texts, computed in this process.

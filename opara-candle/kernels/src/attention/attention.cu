@@ -393,14 +393,14 @@ __device__ inline unsigned attention(const uint2 *ranges, float scale, unsigned 
         unsigned of_values, unsigned y_pitch, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b),             \
         const T *q, const T *k, const T *v, const B *b, T *y, unsigned does, float cap) {                              \
         const unsigned wrong = attention<DIM, IN_F32, false, T, B>(nullptr, scale, does, cap, OF_HEAD);                \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, nullptr, scale, OF_HEAD, does, cap);           \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, B>(wrong, SEES_ALL, scale, OF_HEAD, does, cap);          \
     }
 #define RANGED(DIM, T, NAME)                                                                                           \
     extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS(DIM, T))                                              \
         opara_attention_ranged_##NAME(RANGED_ARGUMENTS(T)) {                                                           \
         OF_RANGES(T);                                                                                                  \
         const unsigned wrong = attention<DIM, false, true, T, T>(ranges, scale, 0, 0, OF_HEAD);                        \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, ranges, scale, OF_HEAD, 0, 0);                 \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, SEES_RANGE, scale, OF_HEAD, 0, 0);             \
     }
 // Those in f32 are as if everything was converted to it, and the result back: with a bias in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \

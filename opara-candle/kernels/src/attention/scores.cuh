@@ -170,7 +170,7 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
     const float weights = exact;
     float out[DIM / 8][2];
 #pragma unroll
-    for (int d = 0; d < DIM / 8; d++) out[d][0] = out[d][1] = weights == weights ? 0 : weights;
+    for (int d = 0; d < DIM / 8; d++) out[d][0] = out[d][1] = weights > 0 ? 0 : NAN;
 #pragma unroll 1
     for (unsigned key = 0; key < k.count && weights == weights; key++) {
         const float weight = expf(score(key) - largest) / weights;
@@ -188,10 +188,10 @@ __device__ inline void without_tensor_cores(T *y, float scale, const T *q, Token
             if (d * 8 < v.size) y[d * 8 + e] = narrow<T>(out[d][e]);
 }
 
-// Recomputes the lane's columns of the queries in `wrong`, which see the keys of their ranges where there are some. It runs last and reads
-// the kernel's arguments again, so that it costs the main loop no registers.
-template <int DIM, typename T, typename B>
-__device__ inline void recompute_queries(unsigned wrong, const uint2 *ranges, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
+// Recomputes the lane's columns of the queries in `wrong`. `seen` gives the first key that a query sees, and the one behind the last. It runs
+// last and reads the kernel's arguments again, so that it costs the main loop no registers.
+template <int DIM, typename T, typename B, typename F>
+__device__ inline void recompute_queries(unsigned wrong, F seen, float scale, Tokens<T> q, Tokens<T> k, Tokens<T> v,
                                          const B *bias, unsigned bias_pitch, T *y, unsigned y_pitch, unsigned does, float cap) {
     const unsigned column = threadIdx.x % 4 * 2;
     // Other lanes of the warp have stored these columns before.
@@ -200,8 +200,8 @@ __device__ inline void recompute_queries(unsigned wrong, const uint2 *ranges, fl
     for (unsigned r = 0; r < 2; r++) {
         const unsigned query = first_query() + 8 * r;
         if (!(wrong >> r & 1) || query >= q.count) continue;
-        const uint2 seen = ranges ? ranges[query] : uint2{0, k.count};
-        const unsigned end = min(seen.y, k.count), first = min(seen.x, end), count = end - first;
+        const uint2 range = seen(query);
+        const unsigned end = min(range.y, k.count), first = min(range.x, end), count = end - first;
         without_tensor_cores<DIM>(y + (size_t)query * y_pitch + column, scale, q.at + (size_t)query * q.pitch,
                                   {k.at + k.of(first), count, k.pitch, k.size},
                                   {v.at + v.of(first) + column, count, v.pitch, v.size - min(column, v.size)},
@@ -218,6 +218,10 @@ __device__ inline void recompute_queries(unsigned wrong, const uint2 *ranges, fl
         {HEAD(v, sharing), keys, v_token, of_values}, b ? HEAD(b, 1) : nullptr, b_token,                               \
         y + (y_pitch == of_values ? ((size_t)blockIdx.z * heads + blockIdx.y) * queries                                \
                                   : (size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, y_pitch
+
+// What each query sees of the keys: all, or its range.
+#define SEES_ALL [&](unsigned) { return uint2{0, keys}; }
+#define SEES_RANGE [&](unsigned query) { return ranges[query]; }
 
 // The arguments of kernels whose queries see ranges of keys: of each query of every item its first key, and the one behind its last.
 // They have no bias.

@@ -241,14 +241,14 @@ __device__ inline unsigned attention(const unsigned char *kinds, const uint2 *ra
         const unsigned char *tiles) {                                                                                  \
         const unsigned char *const kinds = tiles ? tiles + blockIdx.z * t_batch + blockIdx.y * t_head : nullptr;       \
         const unsigned wrong = attention<DIM, GROUPS, Limit::LIMIT, T>(kinds, nullptr, scale, OF_HEAD);                \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, nullptr, scale, OF_HEAD, does, 0);             \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, SEES_ALL, scale, OF_HEAD, does, 0);            \
     }
 #define RANGED(DIM, GROUPS, T, NAME)                                                                                   \
     extern "C" __global__ void __launch_bounds__(128 * GROUPS, BLOCKS(DIM, RANGES))                                    \
         opara_attention_warpgroups_ranged_##NAME(RANGED_ARGUMENTS(T)) {                                                \
         OF_RANGES(T);                                                                                                  \
         const unsigned wrong = attention<DIM, GROUPS, Limit::RANGES, T>(nullptr, ranges, scale, OF_HEAD);              \
-        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, ranges, scale, OF_HEAD, 0, 0);                 \
+        if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, SEES_RANGE, scale, OF_HEAD, 0, 0);             \
     }
 #define ATTENTIONS(DIM, GROUPS)                                                                                        \
     ATTENTION(DIM, GROUPS, NONE, __half, DIM##_f16)                                                                    \

@@ -2,13 +2,14 @@
 // their positions, keys and values go into the cache, and queries lie head by head, (batch, tokens, heads, dim).
 #include "new_token.cuh"
 
-// LANES neighbours have one head of one token. Of a sequence whose tokens reach beyond the cache, or beyond the positions that there
+// LANES neighbours have one head of one token. Tokens from a sequence's number in `counts` on are not its own, if there are any: they
+// count as zeros. Of a sequence whose tokens reach beyond the cache, or beyond the positions that there
 // are, those beyond are not written.
 template <typename T, unsigned LANES>
 __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigned heads, unsigned kv_heads, unsigned dim,
                                         unsigned pairs, unsigned positions, unsigned capacity, float eps, const T *qkv,
-                                        const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *pages,
-                                        const float *rotary, T *cache, T *y) {
+                                        const T *q_scale, const T *k_scale, const unsigned *start, const unsigned *counts,
+                                        const unsigned *pages, const float *rotary, T *cache, T *y) {
     const unsigned rows = heads + 2 * kv_heads, all = numel / (heads * dim) * rows;
     const unsigned own = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES, row = min(own, all - 1);
     const unsigned of_all = row / rows, head = row % rows, item = of_all / tokens, token = of_all % tokens;
@@ -20,9 +21,10 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
     const Turn turn(first, lane, pairs, rotary + (size_t)min(at, end - 1) * 2 * pairs);
     const Cache<T> in(cache, pages, item, is_query ? 0 : head - heads, kv_heads, capacity, dim);
     const size_t to = is_there && !is_query && at < end ? in.at(at) : 0;
+    const bool is_own = is_there && (!counts || token < counts[item]);
     wait_for_predecessors();
     float v[EACH] = {}, unchanged[EACH];
-    if (is_there) load_wide(qkv + (size_t)row * dim + first, v);
+    if (is_own) load_wide(qkv + (size_t)row * dim + first, v);
 #pragma unroll
     for (unsigned n = 0; n < EACH; n++) unchanged[n] = v[n];
     // Lanes that are neighbours exchange elements: those of values, too, which stay what they are.
@@ -43,9 +45,9 @@ __device__ inline void write_new_tokens(unsigned numel, unsigned tokens, unsigne
     extern "C" __global__ void __launch_bounds__(THREADS) opara_elementwise_new_tokens_##LANES##_##NAME(               \
         unsigned numel, unsigned tokens, unsigned heads, unsigned kv_heads, unsigned dim, unsigned pairs,              \
         unsigned positions, unsigned capacity, float eps, const T *qkv, const T *q_scale, const T *k_scale,            \
-        const unsigned *start, const unsigned *pages, const float *rotary, T *cache, T *y) {                           \
+        const unsigned *start, const unsigned *counts, const unsigned *pages, const float *rotary, T *cache, T *y) {   \
         write_new_tokens<T, LANES>(numel, tokens, heads, kv_heads, dim, pairs, positions, capacity, eps, qkv, q_scale, \
-                                   k_scale, start, pages, rotary, cache, y);                                           \
+                                   k_scale, start, counts, pages, rotary, cache, y);                                   \
     }
 #define ALL_NEW_TOKENS(T, NAME)                                                                                        \
     NEW_TOKENS(T, NAME, 8)                                                                                             \

@@ -11,17 +11,18 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let of = *of;
     let (batch, tokens, _) = new.qkv.dims3()?;
     let CachedAttention { heads, kv_heads, head_dim, .. } = of;
+    let qkv = &new.counts.map_or_else(|| Ok(new.qkv.clone()), |counts| without_others(new.qkv, counts))?;
     let (has_norms, turns) = (new.norms.is_some(), new.rotary.is_some());
     let all = match has_norms || turns {
         true => {
             let norms = new.norms.map_or_else(Vec::new, |(q, k)| vec![q, k]);
-            let operands = [vec![new.qkv, new.start], norms, new.rotary.into_iter().collect()].concat();
+            let operands = [vec![qkv, new.start], norms, new.rotary.into_iter().collect()].concat();
             apply("rotary", &operands, 0, move |t| {
                 let norms = has_norms.then(|| (t[2], t[3]));
                 turned(&of, t[0], t[1], if turns { t.last().copied() } else { None }, norms)
             })?
         }
-        false => reshape(new.qkv, (batch, tokens, heads + 2 * kv_heads, head_dim))?,
+        false => reshape(qkv, (batch, tokens, heads + 2 * kv_heads, head_dim))?,
     };
     let written = reshape(&narrow(&all, 2, heads, 2 * kv_heads)?, (batch, tokens, 2, kv_heads, head_dim))?;
     let written = permute(&written, &[0, 2, 3, 1, 4])?;
@@ -41,11 +42,21 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
         let t: Vec<Tensor> = t.iter().map(|t| t.detach()).collect();
         let t: Vec<&Tensor> = t.iter().collect();
         let (pages, by_distance) = (has_pages.then(|| t[3]), has_distances.then(|| t[t.len() - 1]));
-        let new = NewTokens { qkv: t[0], start: t[2], pages, rotary: None, norms: None, by_distance };
+        let new = NewTokens { qkv: t[0], start: t[2], counts: None, pages, rotary: None, norms: None, by_distance };
         match t[1].device().is_cpu() {
             true => by_position(&of, t[0], t[1], &new),
             false => by_mask(&of, t[0], t[1], &new),
         }
+    })
+}
+
+/// Zeros for tokens that are not a sequence's own: they could be infinite, and attention multiplies them by weights of zero.
+fn without_others(qkv: &Tensor, counts: &Tensor) -> Result<Tensor> {
+    apply("own_tokens", &[qkv, counts], 0, |t| {
+        let tokens = Tensor::arange(0, t[0].dim(1)? as u32, t[0].device())?.reshape((1, (), 1))?;
+        let is_own = tokens.broadcast_lt(&t[1].reshape(((), 1, 1))?)?;
+        let zeros = Tensor::zeros((), t[0].dtype(), t[0].device())?;
+        is_own.broadcast_as(t[0].shape())?.where_cond(t[0], &zeros.broadcast_as(t[0].shape())?)
     })
 }
 
@@ -248,8 +259,15 @@ mod tests {
             for window in [None, Some(5)] {
                 let of = CachedAttention { window, ..of };
                 for by_distance in [None, Some(&table)] {
-                    let new =
-                        NewTokens { qkv: &all, start: &start, pages: None, rotary: None, norms: None, by_distance };
+                    let new = NewTokens {
+                        qkv: &all,
+                        start: &start,
+                        counts: None,
+                        pages: None,
+                        rotary: None,
+                        norms: None,
+                        by_distance,
+                    };
                     let expected = by_position(&of, &all, &cache, &new)?;
                     let got = by_mask(&of, &all, &cache, &new)?;
                     let difference = (&got - &expected)?.abs()?.max_all()?.to_scalar::<f32>()?;
@@ -274,9 +292,51 @@ mod tests {
         for (tokens, start) in [(1, 6), (1, 7), (3, 4), (1, u32::MAX - 1)] {
             let (cache, qkv) = (before.copy()?, waves(2, &[2, tokens, 16])?);
             let start = Tensor::new(&[1, start], &Cpu)?;
-            let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary: None, norms: None, by_distance: None };
+            let new = NewTokens {
+                qkv: &qkv,
+                start: &start,
+                counts: None,
+                pages: None,
+                rotary: None,
+                norms: None,
+                by_distance: None,
+            };
             assert!(super::cached_attention(&of, &cache, &new).is_err(), "{tokens} at {start}");
             assert_eq!(bits(&cache)?, bits(&before)?, "{tokens} at {start}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn tokens_that_fill_up_count_as_zeros_whatever_they_are() -> Result<()> {
+        let of = CachedAttention { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.3, window: None, eps: 1e-6 };
+        let (start, scale) = (Tensor::new(&[0u32, 7, 15], &Cpu)?, waves(4, &[8])?);
+        let rotary = waves(5, &[20, 8])?;
+        for (tokens, counts) in [(1usize, [0u32, 1, 1]), (3, [0, 1, 3]), (4, [4, 5, 2])] {
+            let own = counts.iter().flat_map(|&count| (0..tokens as u32).map(move |at| at < count));
+            let own =
+                Tensor::from_iter(own.map(u8::from), &Cpu)?.reshape((3, tokens, 1))?.broadcast_as((3, tokens, 64))?;
+            let beside = |other: f32| {
+                let others = Tensor::full(other, (3, tokens, 64), &Cpu)?;
+                own.where_cond(&waves(3, &[3, tokens, 64])?, &others)
+            };
+            let counts = Tensor::new(&counts, &Cpu)?;
+            for norms in [None, Some((&scale, &scale))] {
+                let attend = |qkv: &Tensor, counts: Option<&Tensor>| -> Result<Vec<u32>> {
+                    let cache = waves(1, &[3, 2, 2, 20, 8])?;
+                    let rotary = Some(&rotary);
+                    let new = NewTokens { qkv, start: &start, counts, pages: None, rotary, norms, by_distance: None };
+                    let y = super::cached_attention(&of, &cache, &new)?;
+                    assert!(y.sum_all()?.to_scalar::<f32>()?.is_finite());
+                    Ok([bits(&y)?, bits(&cache)?].concat())
+                };
+                let expected = attend(&beside(0.)?, None)?;
+                for other in [f32::NAN, f32::INFINITY, 1e30] {
+                    let got = attend(&beside(other)?, Some(&counts))?;
+                    let differing = got.iter().zip(&expected).filter(|(a, b)| a != b).count();
+                    assert_eq!(differing, 0, "{tokens} tokens beside {other}");
+                }
+            }
         }
         Ok(())
     }
@@ -289,7 +349,8 @@ mod tests {
         let all = Tensor::zeros((1, 1, 3, 1), DType::F32, &Cpu)?;
         let table = Tensor::new(&[[0f32, 2f32.ln(), 4f32.ln(), 100.]], &Cpu)?;
         let (start, by_distance) = (Tensor::new(&[2u32], &Cpu)?, Some(&table));
-        let new = NewTokens { qkv: &all, start: &start, pages: None, rotary: None, norms: None, by_distance };
+        let new =
+            NewTokens { qkv: &all, start: &start, counts: None, pages: None, rotary: None, norms: None, by_distance };
         let y = by_position(&of, &all, &cache, &new)?;
         let y = y.flatten_all()?.to_vec1::<f32>()?[0];
         assert!((y - (4. * 0. + 2. * 1. + 2.) / 7.).abs() < 1e-6, "{y}");

@@ -13,7 +13,7 @@ use crate::ops::new_tokens::{self, new_tokens, Beside};
 
 /// See [`cached_attention`](super::cached_attention); `None` where other operators have to do it.
 pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<Option<Tensor>> {
-    let NewTokens { qkv, start, pages, rotary, norms, by_distance } = *new;
+    let NewTokens { qkv, start, counts, pages, rotary, norms, by_distance } = *new;
     let ((batch, tokens, _), capacity) = (qkv.dims3()?, new.capacity(cache)?);
     // Without a table nothing turns, and every place is a position.
     let (positions, turning) = rotary.map_or(Ok((capacity, 0)), Tensor::dims2)?;
@@ -30,8 +30,8 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
         positions,
         distances,
     };
-    let is_one = tokens == 1 && sizes.is_known();
-    let others = [Some(start), pages, rotary, by_distance];
+    let is_one = tokens == 1 && counts.is_none() && sizes.is_known();
+    let others = [Some(start), counts, pages, rotary, by_distance];
     let together = others.into_iter().flatten().all(|tensor| tensor.device().same_device(qkv.device()));
     if !(is_one || sizes.of_tokens(tokens).is_known())
         || !together
@@ -42,15 +42,17 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
     let norms = norms.map(|(q, k)| Ok::<_, candle::Error>((q.contiguous()?, k.contiguous()?))).transpose()?;
     let contiguous = |tensor: Option<&Tensor>| tensor.map(Tensor::contiguous).transpose();
     let (qkv, start) = (qkv.contiguous()?, start.contiguous()?);
-    let (pages, rotary, by_distance) = (contiguous(pages)?, contiguous(rotary)?, contiguous(by_distance)?);
+    let (counts, pages) = (contiguous(counts)?, contiguous(pages)?);
+    let (rotary, by_distance) = (contiguous(rotary)?, contiguous(by_distance)?);
     let scales = norms.as_ref().map_or([None; 2], |(q, k)| [Some(q), Some(k)]);
     if !begin_wide([Some(&qkv), Some(cache), rotary.as_ref()].into_iter().chain(scales).flatten())? {
         return Ok(None);
     }
     if !is_one {
         let norms = norms.as_ref().map(|(q, k)| (q, k));
-        let (pages, rotary, by_distance) = (pages.as_ref(), rotary.as_ref(), by_distance.as_ref());
-        let new = NewTokens { qkv: &qkv, start: &start, pages, rotary, norms, by_distance };
+        let (counts, pages) = (counts.as_ref(), pages.as_ref());
+        let (rotary, by_distance) = (rotary.as_ref(), by_distance.as_ref());
+        let new = NewTokens { qkv: &qkv, start: &start, counts, pages, rotary, norms, by_distance };
         return several_tokens(&sizes, tokens, cache, &new).map(Some);
     }
     let kernel = OneToken { sizes, norms, start, pages, rotary, by_distance, cache: cache.clone() };
@@ -60,8 +62,8 @@ pub(super) fn cached_attention(of: &CachedAttention, cache: &Tensor, new: &NewTo
 /// The new tokens into the cache, then what their queries see of it: two launches, or more where there is no kernel for the second.
 fn several_tokens(sizes: &Sizes, tokens: usize, cache: &Tensor, new: &NewTokens) -> Result<Tensor> {
     let Sizes { of, dtype, batch, capacity, cached, of_page, positions, .. } = *sizes;
-    let NewTokens { qkv, start, pages, rotary, norms, .. } = *new;
-    let q = new_tokens(sizes.of_tokens(tokens), qkv, &Beside { norms, start, pages, rotary, cache })?;
+    let NewTokens { qkv, start, counts, pages, rotary, norms, .. } = *new;
+    let q = new_tokens(sizes.of_tokens(tokens), qkv, &Beside { norms, start, counts, pages, rotary, cache })?;
     let sizes = causal_attention::Sizes {
         dtype,
         batch,

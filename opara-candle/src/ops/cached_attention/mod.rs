@@ -20,7 +20,7 @@ use crate::gradient;
 /// Queries and keys are normalised and turned by their positions, if there are norms and a table for that. `cache` is `(batch, 2,
 /// kv_heads, capacity, head_dim)`, keys before values; `start + tokens` places of it are used. With a [table](NewTokens::pages) it is
 /// `(pages, 2, kv_heads, PAGE, head_dim)`, and sequences have the pages that the table gives them (Kwon et al., "PagedAttention", 2023);
-/// the bits are the same. No size depends on positions, so one CUDA graph serves all lengths of text, and all tables. On a GPU, one token a sequence is one launch, in which the warps of a block, or the blocks of
+/// the bits are the same. No size depends on positions, so one CUDA graph serves all lengths of text, and all tables. On a GPU, one token a sequence, without [counts](NewTokens::counts), is one launch, in which the warps of a block, or the blocks of
 /// a cluster, share the cache's places ("Flash-Decoding", Dao et al., 2023). Several tokens are two launches: what becomes of them, and
 /// attention on tensor cores, for types of 16 bits and heads of 32, 40, 64, 80, 96, 128 or 160 elements, up to the last place that is
 /// seen; otherwise, attention over all places with a mask.
@@ -32,7 +32,7 @@ use crate::gradient;
 /// let cache = Tensor::zeros((1, 2, 2, 16, 8), DType::F32, &Cpu)?; // (batch, 2, kv_heads, capacity, head_dim)
 /// let qkv = Tensor::zeros((1, 3, 64), DType::F32, &Cpu)?; // three new tokens
 /// let (start, rotary) = (Tensor::zeros(1, DType::U32, &Cpu)?, Tensor::zeros((16, 8), DType::F32, &Cpu)?);
-/// let new = NewTokens { qkv: &qkv, start: &start, pages: None, rotary: Some(&rotary), norms: None, by_distance: None };
+/// let new = NewTokens { qkv: &qkv, start: &start, counts: None, pages: None, rotary: Some(&rotary), norms: None, by_distance: None };
 /// assert_eq!(ops::cached_attention(&of, &cache, new)?.dims(), [1, 3, 32]);
 /// # Ok::<(), candle::Error>(())
 /// ```
@@ -42,8 +42,10 @@ use crate::gradient;
 /// positions stay below both: what is beyond the end is not written there, and its results are not defined.
 pub fn cached_attention(of: &CachedAttention, cache: &Tensor, new: NewTokens) -> Result<Tensor> {
     check(of, cache, &new)?;
-    let (scales, tables) =
-        (new.norms.map_or([None; 2], |(q, k)| [Some(q), Some(k)]), [new.pages, new.rotary, new.by_distance]);
+    let (scales, tables) = (
+        new.norms.map_or([None; 2], |(q, k)| [Some(q), Some(k)]),
+        [new.counts, new.pages, new.rotary, new.by_distance],
+    );
     let operands: Vec<&Tensor> =
         [new.qkv, cache].into_iter().chain(scales.into_iter().chain(tables).flatten()).collect();
     let own = || gpu!(cuda::cached_attention(of, cache, &new));
@@ -76,6 +78,9 @@ fn check(of: &CachedAttention, cache: &Tensor, new: &NewTokens) -> Result<()> {
         new.pages.filter(|pages| pages.dims2().map_or(true, |(b, _)| b != batch) || pages.dtype() != DType::U32)
     {
         bail!("a table of pages of {:?} in {:?}, not of ({batch}, pages) in u32", pages.dims(), pages.dtype())
+    }
+    if let Some(counts) = new.counts.filter(|counts| counts.dims() != [batch] || counts.dtype() != DType::U32) {
+        bail!("numbers of own tokens of {:?} in {:?}, not of [{batch}] in u32", counts.dims(), counts.dtype())
     }
     let capacity = new.capacity(cache)?;
     if new.start.dims() != [batch] || new.start.dtype() != DType::U32 {

@@ -29,6 +29,9 @@ pub struct NewTokens<'a> {
     pub qkv: &'a Tensor,
     /// Where each sequence's first new token stands, as u32: `(batch)`.
     pub start: &'a Tensor,
+    /// How many of its new tokens are each sequence's own, as u32: `(batch)`; all, if not given. Those behind them fill up the batch: their
+    /// queries, keys and values count as zeros, whatever they are.
+    pub counts: Option<&'a Tensor>,
     /// The pages that each sequence's places are in, in this order, as u32: `(batch, pages)`. Sequences may share pages that none of them
     /// writes to. On a GPU the caller sees to it that the cache has them: others are read and written outside of it.
     pub pages: Option<&'a Tensor>,

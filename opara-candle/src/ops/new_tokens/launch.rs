@@ -16,6 +16,7 @@ kernels! {
         q_norm: wide opt T [dim],
         k_norm: wide guarded T [dim],
         start: early in u32 [batch],
+        counts: early opt u32 [batch],
         pages: early opt u32 [table],
         rotary: early wide guarded f32 [positions * 2 * pairs],
         cache: wide cache T [cached],
@@ -74,6 +75,8 @@ pub(super) struct Operands<'a, T> {
     /// Scales of the norms of queries and of keys.
     pub norms: Option<(&'a CudaView<'a, T>, &'a CudaView<'a, T>)>,
     pub start: &'a CudaView<'a, u32>,
+    /// How many of its new tokens are each sequence's own.
+    pub counts: Option<&'a CudaView<'a, u32>>,
     /// The pages that each sequence has; without them the cache has one for each.
     pub pages: Option<&'a CudaView<'a, u32>>,
     pub rotary: Option<&'a CudaView<'a, f32>>,
@@ -93,7 +96,7 @@ pub(super) fn new_tokens<T: DeviceRepr>(
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
     let Sizes { dtype, batch, tokens, heads, kv_heads, head_dim, pairs, positions, capacity, cached, eps, .. } = *sizes;
-    let Operands { norms, start, pages, rotary, cache } = *operands;
+    let Operands { norms, start, counts, pages, rotary, cache } = *operands;
     let Some(lanes) = sizes.lanes() else { bail!("no kernel for {sizes:?}") };
     let rows = batch * tokens * (heads + 2 * kv_heads);
     let config = LaunchConfig {
@@ -118,6 +121,7 @@ pub(super) fn new_tokens<T: DeviceRepr>(
         q_norm: norms.map(|(q, _)| q),
         k_norm: norms.map(|(_, k)| k),
         start,
+        counts,
         pages,
         rotary,
         cache,

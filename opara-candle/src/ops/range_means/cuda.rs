@@ -11,14 +11,21 @@ use crate::cuda::operator::{begin_wide, takes, tensor_of, with_elements};
 /// The mean of the rows of each range. `None` if the kernel does not support the operands.
 pub(super) fn range_means(x: &Tensor, ranges: &Tensor) -> Result<Option<Tensor>> {
     let (_, columns) = x.dims2()?;
-    let is_whole = columns.is_multiple_of(wide(x.dtype())) && x.elem_count() > 0 && ranges.elem_count() > 0;
-    if !takes(x, &[]) || !ranges.device().same_device(x.device()) || !is_whole {
+    let is_whole = columns.is_multiple_of(wide(x.dtype())) && x.elem_count() > 0;
+    let is_counted = (1..=launch::MOST).contains(&ranges.dim(0)?) && x.dim(0)? <= u32::MAX as usize;
+    if !is_counted || !takes(x, &[]) || !ranges.device().same_device(x.device()) || !is_whole {
         return Ok(None);
     }
-    let (x, ranges) = (x.contiguous()?, ranges.contiguous()?);
-    if !begin_wide([&x, &ranges])? {
-        return Ok(None);
-    }
+    // A view may begin elsewhere than at a multiple of 16 bytes; a copy does not.
+    let aligned = |x: &Tensor| {
+        let x = x.contiguous()?;
+        if begin_wide([&x])? {
+            Ok(x)
+        } else {
+            x.force_contiguous()
+        }
+    };
+    let (x, ranges) = (aligned(x)?, aligned(ranges)?);
     for_kernel_float!(x.dtype(), means_of(&x, &ranges)).transpose()
 }
 

@@ -14,6 +14,9 @@ kernels! {
     }
 }
 
+/// Ranges of a launch: blocks along an axis of the grid.
+pub(super) const MOST: usize = 65_535;
+
 /// Vectors of a block, and rows of it at a time (`ACROSS` and `DOWN`).
 const ACROSS: usize = 32;
 const DOWN: usize = 8;

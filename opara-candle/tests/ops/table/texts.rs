@@ -23,6 +23,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let new = NewTokens {
                     qkv: &t[0],
                     start: &t[1],
+                    counts: None,
                     pages: None,
                     rotary: Some(&rotary),
                     norms: None,
