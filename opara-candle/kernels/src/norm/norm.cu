@@ -63,6 +63,10 @@ template <typename T, bool VECTORS> struct Row {
 
 // In f32 an approximate root, or a reciprocal that is rounded by itself, would be seen in the result.
 template <typename T> constexpr bool is_exact = sizeof(T) > 2;
+
+// A row's elements share the roundings of their factor, which do not cancel: in f32 it has one.
+__device__ inline float rounded_rsqrt(float x) { return __frsqrt_rn(x); }
+__device__ inline double rounded_rsqrt(double x) { return 1 / sqrt(x); }
 template <typename T, typename S> __device__ inline S mean_of(S sum, unsigned columns) {
     return is_exact<T> ? sum / columns : sum * ((S)1 / columns);
 }
@@ -107,7 +111,7 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
     S squares = first < end ? row.squares(first, held, mean) : 0;
     each([&](unsigned at, const S(&v)[N]) { squares += row.squares(at, v, mean); });
     const S variance = mean_of<T>(row_reduce<Add>(squares, room[1]), columns) + (S)eps;
-    const S factor = is_exact<T> ? (S)1 / sqrt(variance) : rsqrt(variance);
+    const S factor = is_exact<T> ? rounded_rsqrt(variance) : rsqrt(variance);
 
     if (first < end) row.write(first, held, mean, factor, held_scale, held_shift, y);
     each([&](unsigned at, const S(&v)[N]) {
