@@ -296,10 +296,10 @@ mod tests {
         assert_eq!(access(name, &words, 12), (rest(), AccessMode::Read));
         let words: Vec<u64> = [54].into_iter().chain([1; 20]).collect();
         assert_eq!(access("opara_attention_one_query_8x1_f16", &words, 20), (bytes(2 * 54), AccessMode::Write));
-        let words: Vec<u64> = [54].into_iter().chain([1; 16]).collect();
+        let words: Vec<u64> = [54].into_iter().chain([1; 17]).collect();
         let name = "opara_elementwise_new_tokens_8_f32";
-        assert_eq!(access(name, &words, 16), (bytes(4 * 54), AccessMode::Write));
-        assert_eq!(access(name, &words, 15), (rest(), AccessMode::ReadWrite), "the cache");
+        assert_eq!(access(name, &words, 17), (bytes(4 * 54), AccessMode::Write));
+        assert_eq!(access(name, &words, 16), (rest(), AccessMode::ReadWrite), "the cache");
         assert_eq!(access(name, &words, 9), (rest(), AccessMode::Read));
     }
 
