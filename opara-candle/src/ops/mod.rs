@@ -176,7 +176,6 @@ pub(crate) use pool::{plane_sums, pool_gradient};
 pub(crate) use quantized::TYPES as BLOCK_TYPES;
 pub use quantized::{quantized_embedding, quantized_gated, quantized_linear, QuantizedWeight};
 pub use range_means::range_means;
-use range_means::seen;
 pub use rotary::{rope, rope_i};
 pub use sample::{mark_seen, sample, Sampler, Sampling, BARRED, NO_TOKEN, SEEN};
 #[cfg(any(feature = "cuda", test))]

@@ -5,7 +5,8 @@ use candle::{bail, DType, Device, Result, Tensor};
 use super::{attention, by_matmuls};
 use crate::cpu::record::apply;
 use crate::ops::differentiable::recomputed;
-use crate::ops::{add_softmax, own_on, seen};
+use crate::ops::range_means::seen;
+use crate::ops::{add_softmax, own_on};
 
 /// [`attention`](super::attention) whose queries each see a range of the keys. So texts of several lengths that lie side by side attend to
 /// themselves alone, without padding, as in "variable length" attention of other libraries.
