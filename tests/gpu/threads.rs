@@ -44,8 +44,12 @@ fn threads_read_answers_of_several_sizes_on_the_host() -> anyhow::Result<()> {
             (0..60).try_for_each(|i| {
                 let inputs = [input(thread, i)?];
                 let host = |y: &Tensor| y.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>();
-                let expected = fast.call(&inputs)?.iter().map(host).collect::<Result<Vec<_>>>()?;
+                let outputs = fast.call(&inputs)?;
+                let expected = outputs.iter().map(host).collect::<Result<Vec<_>>>()?;
                 assert_eq!(fast.call_to_host(&inputs)?, expected, "thread {thread}, call {i}");
+                let first = outputs.iter().map(|y| host(&y.narrow(0, 0, 1)?)).collect::<Result<Vec<_>>>()?;
+                assert_eq!(fast.call_to_host_rows(&inputs, 1)?, first, "thread {thread}, call {i}, a row");
+                assert!(fast.call_to_host_rows(&inputs, 17).is_err(), "there are no 17 rows");
                 anyhow::Ok(())
             })
         };
