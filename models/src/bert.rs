@@ -75,9 +75,9 @@ impl Embeddings {
 #[derive(Clone, Copy)]
 enum Sight<'a> {
     All,
-    /// Those whose scores an additive mask leaves.
+    /// Keys whose scores an additive mask leaves.
     Mask(&'a Tensor),
-    /// Those of each query's range.
+    /// Keys in the range of each query.
     Ranges(&'a Tensor),
 }
 

@@ -207,7 +207,7 @@ impl OparaExecutor {
     /// ```
     ///
     /// # Errors
-    /// Those of [`call_to_host`](Self::call_to_host), and an output of fewer rows.
+    /// Errors of [`call_to_host`](Self::call_to_host), and an output of fewer rows.
     pub fn call_to_host_rows(&self, inputs: &[Tensor], rows: usize) -> Result<Vec<Vec<f32>>> {
         self.to_host(inputs, Some(rows))
     }

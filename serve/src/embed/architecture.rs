@@ -26,8 +26,12 @@ pub type Transformer = Box<dyn Fn(&Tokens) -> candle::Result<Tensor> + Send + Sy
 /// Texts that lie side by side, without padding.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedTokens<'a> {
-    /// Token ids, types and positions, each `(tokens)` of u32.
-    pub tokens: [&'a Tensor; 3],
+    /// Token ids, `(tokens)` of u32.
+    pub ids: &'a Tensor,
+    /// The types of tokens, `(tokens)` of u32.
+    pub types: &'a Tensor,
+    /// Where tokens stand in their texts, `(tokens)` of u32.
+    pub positions: &'a Tensor,
     /// Of each token the first one of its text, and the one behind the last: `(tokens, 2)` of u32.
     pub ranges: &'a Tensor,
 }

@@ -28,7 +28,8 @@ impl Packed {
         let line = |at: usize| ops::squeeze(&ops::narrow(&inputs[0], 0, at, 1)?, 0);
         let (ids, types, positions) = (line(0)?, line(1)?, line(2)?);
         let ranges = ops::reshape(&ops::narrow(&inputs[0], 0, 3, 2)?, (tokens, 2))?;
-        let hidden = (self.transformer)(&PackedTokens { tokens: [&ids, &types, &positions], ranges: &ranges })?;
+        let hidden =
+            (self.transformer)(&PackedTokens { ids: &ids, types: &types, positions: &positions, ranges: &ranges })?;
         let (Some(pooling), Some(pooled)) = (self.head.pooling(), inputs.get(1)) else {
             return ops::to_dtype(&hidden, DType::F32);
         };
@@ -45,7 +46,7 @@ impl Packed {
     /// The inputs of rows that the bucket holds. Tokens behind them see themselves alone, and rows that are missing are the first token.
     fn inputs(&self, bucket: Bucket, rows: &[&TextRow], device: &Device) -> candle::Result<Vec<Tensor>> {
         let (tokens, most) = (bucket.length, rows_of(bucket.length));
-        let given: usize = rows.iter().map(|row| row.ids.len()).sum();
+        let given = tokens_of(rows);
         if given > tokens || rows.len() > most {
             bail!(
                 "{} rows of {given} tokens together, and a batch has {most} rows of {tokens} tokens at most",
@@ -76,14 +77,13 @@ impl Packed {
             let mut pooled = Vec::with_capacity(2 * most * pooling.modes.len());
             for mode in &pooling.modes {
                 let mut first = 0;
-                let mut left = most;
                 for row in rows {
                     let begin = if pooling.has_prompt { 0 } else { row.unpooled };
                     let range = mode.range(first + begin, first + row.ids.len()).unwrap_or_default();
                     pooled.extend(range.map(|at| at as u32));
-                    (first, left) = (first + row.ids.len(), left - 1);
+                    first += row.ids.len();
                 }
-                pooled.extend(std::iter::repeat_n([0, 1], left).flatten());
+                pooled.extend(std::iter::repeat_n([0, 1], most - rows.len()).flatten());
             }
             inputs.push(tensor(pooled, (pooling.modes.len() * most, 2))?);
         }
@@ -105,8 +105,7 @@ impl Packed {
         rows: &[&TextRow],
         device: &Device,
     ) -> Result<Vec<Vec<f32>>> {
-        let (inputs, tokens) =
-            (self.inputs(bucket, rows, device)?, rows.iter().map(|row| row.ids.len()).sum::<usize>());
+        let (inputs, tokens) = (self.inputs(bucket, rows, device)?, tokens_of(rows));
         let is_pooled = self.head.pooling().is_some();
         let all = executor.call_to_host_rows(&inputs, if is_pooled { rows.len() } else { tokens })?.swap_remove(0);
         if is_pooled {
@@ -120,4 +119,9 @@ impl Packed {
         };
         Ok(rows.iter().map(of_row).collect())
     }
+}
+
+/// Tokens of rows together.
+fn tokens_of(rows: &[&TextRow]) -> usize {
+    rows.iter().map(|row| row.ids.len()).sum()
 }

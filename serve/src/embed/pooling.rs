@@ -112,9 +112,7 @@ impl Pooling {
             several => ops::cat(&several.iter().collect::<Vec<_>>(), 1),
         }
     }
-}
 
-impl Pooling {
     /// Whether each of its vectors is the mean of a range of a text's tokens.
     pub(super) fn is_of_ranges(&self) -> bool {
         self.modes.iter().all(|mode| mode.range(0, 1).is_some())

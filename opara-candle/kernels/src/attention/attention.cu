@@ -402,7 +402,7 @@ __device__ inline unsigned attention(const uint2 *ranges, float scale, unsigned 
         const unsigned wrong = attention<DIM, false, true, T, T>(ranges, scale, 0, 0, OF_HEAD);                        \
         if (__any_sync(~0u, wrong)) recompute_queries<DIM, T, T>(wrong, SEES_RANGE, scale, OF_HEAD, 0, 0);             \
     }
-// Those in f32 are as if everything was converted to it, and the result back: with a bias in f32.
+// Kernels named `in_f32` compute as if operands were converted to f32, and the result back. Their bias is in f32.
 #define ATTENTION_IN_16(DIM)                                                                                           \
     ATTENTION(DIM, __half, __half, false, DIM##_f16)                                                                   \
     ATTENTION(DIM, __nv_bfloat16, __nv_bfloat16, false, DIM##_bf16)                                                    \

@@ -9,7 +9,7 @@ constexpr float LOG2E = 1.44269504f;
 constexpr unsigned ROWS = 16;
 __device__ inline unsigned first_query() { return (blockIdx.x * blockDim.x + threadIdx.x) / 32 * ROWS + threadIdx.x % 32 / 4; }
 
-// The keys that the queries of a lane see, and those of all queries of a block.
+// The range of keys that each of a lane's queries sees, and the keys from the first to the last that a block's queries see.
 struct Seen {
     uint2 of[2], of_block;
 
@@ -219,7 +219,7 @@ __device__ inline void recompute_queries(unsigned wrong, F seen, float scale, To
         y + (y_pitch == of_values ? ((size_t)blockIdx.z * heads + blockIdx.y) * queries                                \
                                   : (size_t)blockIdx.z * queries * heads + blockIdx.y) * of_values, y_pitch
 
-// What each query sees of the keys: all, or its range.
+// The range of keys that a query sees: all keys, or its own range.
 #define SEES_ALL [&](unsigned) { return uint2{0, keys}; }
 #define SEES_RANGE [&](unsigned query) { return ranges[query]; }
 

@@ -9,7 +9,7 @@
 #include "scores.cuh"
 #include "tiles.cuh"
 
-// What changes scores: nothing, a bias, or the range of keys that each query sees.
+// A limit of scores: none, a bias that may hide keys, or the range of keys that each query sees.
 enum class Limit { NONE, BIAS, RANGES };
 
 // Keys of a tile. Twice as many halve how often a warpgroup waits and corrects its sums, where there are registers for their scores; a bias

@@ -67,6 +67,7 @@ template <typename T> constexpr bool is_exact = sizeof(T) > 2;
 // A row's elements share the roundings of their factor, which do not cancel: in f32 it has one.
 __device__ inline float rounded_rsqrt(float x) { return __frsqrt_rn(x); }
 __device__ inline double rounded_rsqrt(double x) { return 1 / sqrt(x); }
+
 template <typename T, typename S> __device__ inline S mean_of(S sum, unsigned columns) {
     return is_exact<T> ? sum / columns : sum * ((S)1 / columns);
 }

@@ -8,7 +8,7 @@ use super::launch::{self, OfLaunch};
 use super::scores::{Bias, Scores};
 use super::sharing::shared_by;
 use crate::cuda::operator::head_rows::HeadRows;
-use crate::cuda::operator::{begin_wide, launched, takes, with_elements, Call, Kernel};
+use crate::cuda::operator::{aligned, launched, takes, with_elements, Call, Kernel};
 use crate::ops::one_query::one_query;
 
 /// [`attention_of_scores`] whose bias is added.
@@ -96,8 +96,7 @@ pub(super) fn ranged_attention(
     {
         return Ok(None);
     }
-    let ranges = ranges.contiguous()?;
-    let ranges = if begin_wide([&ranges])? { ranges } else { ranges.force_contiguous()? };
+    let ranges = aligned(ranges)?;
     let (Some((q, of_q)), Some(k), Some(v)) = (as_taken(q)?, as_taken(k)?, as_taken(v)?) else { return Ok(None) };
     let kernel = Ranged { of_q, k, v, ranges, scale: scale as f32 };
     launched(kernel, &q, (batch, queries, heads, of_values))?.transpose(1, 2).map(Some)

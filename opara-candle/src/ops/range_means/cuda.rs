@@ -6,7 +6,7 @@ use cudarc::driver::DeviceRepr;
 
 use super::launch::{self, RangeMeans};
 use crate::cuda::driver::kernels::{ptx, wide, written};
-use crate::cuda::operator::{begin_wide, takes, tensor_of, with_elements};
+use crate::cuda::operator::{aligned, takes, tensor_of, with_elements};
 
 /// The mean of the rows of each range. `None` if the kernel does not support the operands.
 pub(super) fn range_means(x: &Tensor, ranges: &Tensor) -> Result<Option<Tensor>> {
@@ -16,15 +16,6 @@ pub(super) fn range_means(x: &Tensor, ranges: &Tensor) -> Result<Option<Tensor>>
     if !is_counted || !takes(x, &[]) || !ranges.device().same_device(x.device()) || !is_whole {
         return Ok(None);
     }
-    // A view may begin elsewhere than at a multiple of 16 bytes; a copy does not.
-    let aligned = |x: &Tensor| {
-        let x = x.contiguous()?;
-        if begin_wide([&x])? {
-            Ok(x)
-        } else {
-            x.force_contiguous()
-        }
-    };
     let (x, ranges) = (aligned(x)?, aligned(ranges)?);
     for_kernel_float!(x.dtype(), means_of(&x, &ranges)).transpose()
 }

@@ -85,7 +85,7 @@ impl Kin {
         })
         .packed(head, move |vb| {
             let bert = load_packed(vb)?;
-            Ok(Box::new(move |packed| bert.forward_packed(packed.tokens, packed.ranges)))
+            Ok(Box::new(move |of| bert.forward_packed([of.ids, of.types, of.positions], of.ranges)))
         })
         .on_own_operators()
         .classified(PoolingMode::Cls, classes)
