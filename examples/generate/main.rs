@@ -116,10 +116,10 @@ fn run() -> Result<()> {
     let drawn = Sampling { temperature: args.temperature, top_k: args.top_k, top_p: args.top_p, ..Sampling::default() };
     let ends = if args.ignore_end { Vec::new() } else { source.ends() };
     let request = Request { prompt, most: args.tokens, ends, ..Request::default() };
-    // Each text of a batch has its own seed, so the first text does not depend on the batch size.
+    // Each text of a batch has its own seed, so the first text does not depend on the batch size; and its own tenant, so that each prompt is read.
     let sampling = |at| Sampling { seed: options.seed + at, ..drawn };
-    let requests: Vec<_> =
-        (0..options.batch as u64).map(|at| Request { sampling: sampling(at), ..request.clone() }).collect();
+    let of_text = |at| Request { sampling: sampling(at), tenant: at, ..request.clone() };
+    let requests: Vec<_> = (0..options.batch as u64).map(of_text).collect();
     let engine = |builder| {
         let (slots, parts) = (options.batch, options.batch);
         Engine::new(model.clone(), EngineOptions { slots, parts, builder, ..EngineOptions::default() })
@@ -144,9 +144,10 @@ fn run() -> Result<()> {
 
     // The first one built the graphs.
     let mut measured = Vec::new();
-    for tenant in 1..=options.iters.clamp(1, GENERATIONS) as u64 {
-        // Another tenant's, so that the prompts are read again.
-        let requests: Vec<_> = requests.iter().map(|request| Request { tenant, ..request.clone() }).collect();
+    for turn in 1..=options.iters.clamp(1, GENERATIONS) as u64 {
+        // Other tenants', so that the prompts are read again.
+        let again = |of: &Request| Request { tenant: turn * requests.len() as u64 + of.tenant, ..of.clone() };
+        let requests: Vec<_> = requests.iter().map(again).collect();
         let (again, seconds) = write(&mut fast, &requests, |_, _| ())?;
         ensure!(again == first, "the same seed gave another text");
         measured.push(seconds);

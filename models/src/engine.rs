@@ -129,6 +129,9 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
+/// Prompts that are read side by side, the first ones: more only where these do not fill the rows, since all of many would end late.
+const BESIDE: usize = 16;
+
 /// A row that the model reads: the part of a slot's prompt behind the next `ahead` tokens, which rows before it read.
 #[derive(Clone, Copy)]
 struct Row {
@@ -308,10 +311,27 @@ impl<M: TextModel> Engine<M> {
                 .map(|slot| Some(Row { slot, ahead: 0 }))
                 .collect();
         }
-        let begun: Vec<usize> = waiting.into_iter().take(most).take_while(|slot| self.begin(*slot)).collect();
+        let mut begun = Vec::new();
+        let mut left = 0;
+        for slot in waiting.into_iter().take(most) {
+            if begun.len() >= BESIDE && left >= most || !self.begin(slot) {
+                break;
+            }
+            begun.push(slot);
+            left += self.parts_left(slot);
+        }
         let rows = self.rows_of(&begun, most);
         let filled = if rows.is_empty() { 0 } else { self.graphs.rows_to_read(rows.len()) };
         rows.into_iter().map(Some).chain(std::iter::repeat(None)).take(filled).collect()
+    }
+
+    /// Parts of a slot's prompt that may be read.
+    fn parts_left(&self, slot: usize) -> usize {
+        self.seats[slot].reading().map_or(0, |sequence| match sequence.request.prompt_alternatives {
+            None => (sequence.request.prompt.len() - sequence.read).div_ceil(self.model().part()),
+            // Its likelihoods are told part by part.
+            Some(_) => 1,
+        })
     }
 
     /// The first `most` parts of these slots' prompts: the next part of each prompt, then the part behind it of each. So a short prompt does
@@ -319,16 +339,8 @@ impl<M: TextModel> Engine<M> {
     /// any token attends.
     fn rows_of(&self, slots: &[usize], most: usize) -> Vec<Row> {
         let part = self.model().part();
-        let rows = slots.iter().flat_map(|&slot| {
-            let reading = self.seats[slot].reading();
-            let left = reading.map_or(0, |sequence| match sequence.request.prompt_alternatives {
-                None => sequence.request.prompt.len() - sequence.read,
-                // Its likelihoods are told part by part.
-                Some(_) => 1,
-            });
-            (0..left).step_by(part).take(most).map(move |ahead| Row { slot, ahead })
-        });
-        let mut rows: Vec<Row> = rows.collect();
+        let of = |&slot: &usize| (0..self.parts_left(slot)).map(move |at| Row { slot, ahead: at * part });
+        let mut rows: Vec<Row> = slots.iter().flat_map(of).collect();
         rows.sort_by_key(|row| row.ahead);
         rows.truncate(most);
         rows

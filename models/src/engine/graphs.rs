@@ -16,6 +16,9 @@ use super::text_model::{Part, TextModel};
 /// Steps that a GPU is given before the host waits for the first one's tokens.
 const AHEAD: usize = 4;
 
+/// Parts of prompts that are read together for the time of one, about: a GPU waits for weights.
+const FEW: usize = 4;
+
 /// Slots on the device, and how their texts read and write. Graphs are built at their first use.
 pub(super) struct Graphs<M> {
     pub model: Arc<M>,
@@ -73,9 +76,10 @@ impl<M: TextModel> Graphs<M> {
         self.rows[self.rows.len() - 1]
     }
 
-    /// The rows of the smallest graph that reads this number of parts.
+    /// The rows of the graph that reads parts, of which this many wait: the smallest that has room for all. Where more than a quarter of it
+    /// would be empty, it is the one before it, and other parts are read next. Few rows take as long as [`FEW`].
     pub fn rows_to_read(&self, parts: usize) -> usize {
-        self.rows.iter().copied().find(|rows| *rows >= parts).unwrap_or(self.most_read())
+        rows_to_read(&self.rows, parts)
     }
 
     /// Builds all graphs.
@@ -240,6 +244,13 @@ impl<M: TextModel> Graphs<M> {
     }
 }
 
+/// [`Graphs::rows_to_read`] of these numbers of rows, the least first.
+fn rows_to_read(rows: &[usize], parts: usize) -> usize {
+    let at = rows.partition_point(|rows| *rows < parts).min(rows.len() - 1);
+    let is_sparse = rows[at] > FEW && parts * 4 < rows[at] * 3;
+    rows[if is_sparse { at.saturating_sub(1) } else { at }]
+}
+
 /// How many of these numbers of parts a model reads together, the least first, so that each part has the bits that it has alone.
 fn read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Result<usize> {
     if rows.len() < 2 {
@@ -270,4 +281,20 @@ fn read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Res
     };
     // Also where there is no memory for more.
     Ok(rows.iter().take_while(|count| are_alike(**count).unwrap_or(false)).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hardly_any_rows_are_read_for_nothing() {
+        let rows = [1, 2, 4, 8, 16, 32, 64];
+        let read = |parts| rows_to_read(&rows, parts);
+        assert_eq!([1, 2, 3, 4].map(read), [1, 2, 4, 4]);
+        assert_eq!([5, 6, 8, 9, 11, 12, 16].map(read), [4, 8, 8, 8, 8, 16, 16]);
+        assert_eq!([33, 47, 48, 64, 65, 1000].map(read), [32, 32, 64, 64, 64, 64]);
+        assert_eq!(rows_to_read(&[8], 1), 8, "of one number there is no choice");
+        assert_eq!(rows_to_read(&[8, 16], 9), 8);
+    }
 }

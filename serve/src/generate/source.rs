@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle::{DType, Device};
+use opara_candle::ops::PAGE;
 use opara_candle::Builder;
 use opara_models::decoder::{Config, Decoder, DecoderError, GgufFile, Text};
 use opara_models::engine::{Engine, Options, TextModel};
@@ -11,8 +12,14 @@ use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
 
-/// Parts of prompts that are read together at most: texts that are written wait for that.
-const PARTS: usize = 16;
+/// Parts of prompts that are read together at most: texts that are written wait for that, and many prompts that wait are read fastest so.
+const MOST_PARTS: usize = 64;
+
+/// As many on a device with little memory.
+const LEAST_PARTS: usize = 16;
+
+/// The share of the memory for pages that the pages may take into which building graphs reads these parts. Their activations take about as much.
+const SHARE: u64 = 50;
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
@@ -134,11 +141,15 @@ impl TextDecoder {
             }
         };
         let longest = model.pages().unwrap_or(0);
-        let options = Options { slots: sequences, most_parts: PARTS, builder, ..Options::default() };
+        let free = model.free_bytes()?;
+        let of_part = model.page_bytes() * model.part().div_ceil(PAGE) as u64;
+        let room = bytes.or(free).unwrap_or(0);
+        let most_parts = ((room / SHARE / of_part.max(1)) as usize).clamp(LEAST_PARTS, MOST_PARTS);
+        let options = Options { slots: sequences, most_parts, builder, ..Options::default() };
         let pages = match bytes {
             Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(options.own_pages(&model)),
             None => {
-                let most = model.free_bytes()?.unwrap_or(u64::MAX) / 5 * 4 / budget.models.max(1) as u64;
+                let most = free.unwrap_or(u64::MAX) / 5 * 4 / budget.models.max(1) as u64;
                 (most / model.page_bytes()).max(longest as u64) as usize
             }
         };

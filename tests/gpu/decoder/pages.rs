@@ -162,11 +162,11 @@ fn parts_that_are_read_together_give_the_texts_that_each_gives_alone() -> anyhow
         let short = (0..24).map(|at| 1 + at * 37 % 300);
         let texts: Vec<Request> = short.chain([1_400, 128, 129, 1_024, 700]).enumerate().map(text).collect();
         let expected = engine(1, None)?.generate(&texts, |_, _| ())?;
-        let mut together = engine(16, Some(OparaExecutor::builder()))?;
+        let mut together = engine(64, Some(OparaExecutor::builder()))?;
         together.build()?;
         assert_eq!(together.eager(), [""; 0], "{name}");
-        // For 1, 2, 4, 8 and 16 parts, and for steps of 2, 4 and 8 texts with marks and without.
-        assert_eq!(together.reports().len(), 5 + 2 * 3, "{name} in {dtype:?} is read alike");
+        // For 1, 2, 4 and so on up to 64 parts, and for steps of 2, 4 and 8 texts with marks and without.
+        assert_eq!(together.reports().len(), 7 + 2 * 3, "{name} in {dtype:?} is read alike");
         assert_eq!(together.generate(&texts, |_, _| ())?, expected, "{name} in {dtype:?}");
         // Alone, all of a prompt at once, of which nothing was read before.
         for (text, expected) in texts.iter().zip(&expected).skip(24) {

@@ -166,7 +166,7 @@ pub fn alike_rows(dtype: DType, device: &Device) -> Result<usize> {
 }
 
 /// `activation(x * weightᵀ + bias)` by a library. On a GPU a row's bits depend on the number of rows only where it is above eight and, in 16
-/// bits, not that of 1, 2, 4 or 8 parts of prompts.
+/// bits, not that of 1, 2, 4 and so on up to 64 parts of prompts.
 fn product_of_rows(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let own = || gpu!(super::matmul::parts::in_parts(x, weight));
     match if runs_own(x) && !is_tracked(&[x, weight]) { own()? } else { None } {

@@ -1,5 +1,5 @@
 //! Products of parts of prompts, of [`PART`] rows each: a row's bits do not depend on how many parts there are. A library chooses its
-//! kernels by the number of rows, so one is chosen here for all.
+//! kernels by the number of rows. Here one is chosen whose bits all numbers have, and for each number the fastest with these bits.
 
 use std::cell::OnceCell;
 
@@ -15,7 +15,7 @@ use crate::ops::{Activation, ProductPrecision};
 const PART: usize = 128;
 
 /// How many parts there may be.
-const COUNTS: [usize; 5] = [1, 2, 4, 8, 16];
+const COUNTS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// Columns of a product at most: no layer has more, and trying algorithms for a vocabulary would take seconds.
 const MOST_COLUMNS: usize = 1 << 16;
@@ -41,10 +41,20 @@ impl choice::Implementation for Way {
     }
 }
 
+/// An algorithm with the bits that all numbers of parts have.
+impl choice::Implementation for Algorithm {
+    fn name(&self) -> String {
+        self.name()
+    }
+}
+
 /// For each product of one part.
 static WAYS: Choices<Matmul, Way> = Choices::new("product of parts");
 
-/// `x * weightᵀ` of 1, 2, 4, 8 or 16 parts; `None` for other operands, and where no algorithm gives so many parts the bits of one.
+/// For each product of a number of parts.
+static FASTEST: Choices<Matmul, Algorithm> = Choices::new("product of a number of parts");
+
+/// `x * weightᵀ` of a number of parts of [`COUNTS`]; `None` for other operands, and where no algorithm gives so many parts the bits of one.
 pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner.max(1);
@@ -69,7 +79,7 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
     };
     let trial = OnceCell::new();
     let ways = || {
-        let trial = trial.get_or_init(|| Trial { of, weight, rows: rows_of(&of, x) });
+        let trial = trial.get_or_init(|| Trial { of, weight, rows: rows_of(&of, x, COUNTS[COUNTS.len() - 1]) });
         let ways = trial.ways(device)?;
         Ok(if ways.is_empty() { vec![(Way::AsOthers, 1.)] } else { ways })
     };
@@ -79,13 +89,18 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
         Way::AsOthers => Ok(None),
         Way::Algorithm(algorithm, _) => {
             let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
-            by_algorithm(Matmul { rows, ..of }, algorithm, x, weight, &shape).map(Some)
+            let alike = || {
+                let trial = Trial { of, weight, rows: rows_of(&of, x, rows / PART) };
+                Ok(trial.like(device, algorithm, rows / PART)?.into_iter().map(|algorithm| (algorithm, 1.)).collect())
+            };
+            let run = |algorithm| by_algorithm(Matmul { rows, ..of }, algorithm, x, weight, &shape);
+            FASTEST.run(device, Matmul { rows, ..of }, alike, || Ok(algorithm), run).map(Some)
         }
     }
 }
 
-/// Rows of the most parts, of various numbers: those of the first part, in further ones from another column on.
-fn rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
+/// Rows of `parts` parts, of various numbers: those of the first part, in further ones from another column on.
+fn rows_of(of: &Matmul, like: &Tensor, parts: usize) -> Result<Tensor> {
     let number = |at: u32| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.;
     let numbers = (0..(PART * of.inner) as u32).map(number);
     let first = Tensor::from_iter(numbers, &candle::Device::Cpu)?.reshape((PART, of.inner))?.to_dtype(of.dtype)?;
@@ -94,7 +109,12 @@ fn rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
         let from = at * 7 % of.inner;
         Tensor::cat(&[first.narrow(1, from, of.inner - from)?, first.narrow(1, 0, from)?], 1)
     };
-    Tensor::cat(&(0..COUNTS[COUNTS.len() - 1]).map(part).collect::<Result<Vec<_>>>()?, 0)
+    Tensor::cat(&(0..parts).map(part).collect::<Result<Vec<_>>>()?, 0)
+}
+
+/// Has an element of two matrices other bits? Only the signs of zeros are not seen.
+fn differ(a: &Tensor, b: &Tensor) -> Result<bool> {
+    Ok(a.ne(b)?.max(1)?.max(0)?.to_scalar::<u8>()? != 0)
 }
 
 /// What is tried on the weight of a product.
@@ -112,9 +132,9 @@ impl Trial<'_> {
         by_algorithm(of, algorithm, &rows.narrow(0, first * PART, of.rows)?, self.weight, &[of.rows, of.columns])
     }
 
-    /// Those that give each part the same bits, whatever their number, or if there are none, up to half of the most.
+    /// Those that give each part the same bits, whatever their number, or if there are none, up to half of the most, and so on.
     fn ways(&self, device: &CudaDevice) -> Result<Vec<(Way, f64)>> {
-        for counts in [&COUNTS[..], &COUNTS[..COUNTS.len() - 1]] {
+        for counts in (2..=COUNTS.len()).rev().map(|of| &COUNTS[..of]) {
             let (mut known, most) = (Vec::<Algorithm>::new(), counts[counts.len() - 1]);
             let all: Vec<Matmul> = counts.iter().map(|count| Matmul { rows: count * PART, ..self.of }).collect();
             for of in [all[all.len() - 1], all[0]] {
@@ -134,30 +154,42 @@ impl Trial<'_> {
         Ok(Vec::new())
     }
 
+    /// Does each part have the same bits alone and beside others?
     fn is_alike(&self, algorithm: Algorithm, counts: &[usize]) -> Result<bool> {
-        let bits = |y: &Tensor| -> Result<Vec<u16>> {
-            let y = y.flatten_all()?;
-            Ok(match y.dtype() {
-                DType::F16 => y.to_vec1::<half::f16>()?.into_iter().map(half::f16::to_bits).collect(),
-                _ => y.to_vec1::<half::bf16>()?.into_iter().map(half::bf16::to_bits).collect(),
-            })
-        };
         let most = counts[counts.len() - 1];
-        let all = bits(&self.product(algorithm, 0, most)?)?;
-        let of_part = all.len() / most;
-        // All weights' products are alike that are zeros.
-        if all.chunks(of_part).any(|part| part.iter().all(|bits| bits << 1 == 0)) {
-            return Ok(false);
+        let all = self.product(algorithm, 0, most)?;
+        let of_part = |of: &Tensor, part: usize| of.narrow(0, part * PART, PART);
+        for part in 0..most {
+            let part = of_part(&all, part)?;
+            // All weights' products are alike that are zeros.
+            if !differ(&part, &part.zeros_like()?)? {
+                return Ok(false);
+            }
         }
         // Each part alone, and then some of them together.
         let alone = (0..most).map(|part| (part, 1));
         for (first, count) in alone.chain(counts[1..counts.len() - 1].iter().map(|count| (most - count, *count))) {
-            let some = &all[first * of_part..(first + count) * of_part];
-            if bits(&self.product(algorithm, first, count)?)? != some {
-                return Ok(false);
+            let some = self.product(algorithm, first, count)?;
+            for part in 0..count {
+                if differ(&of_part(&some, part)?, &of_part(&all, first + part)?)? {
+                    return Ok(false);
+                }
             }
         }
         Ok(true)
+    }
+
+    /// The algorithms of `count` parts with the bits of this one, which comes first.
+    fn like(&self, device: &CudaDevice, algorithm: Algorithm, count: usize) -> Result<Vec<Algorithm>> {
+        let expected = self.product(algorithm, 0, count)?;
+        let mut alike = vec![algorithm];
+        for other in cublaslt::algorithms(device, &Matmul { rows: count * PART, ..self.of }, ALGORITHMS)? {
+            let is_like = || -> Result<bool> { Ok(!differ(&self.product(other, 0, count)?, &expected)?) };
+            if other.name() != algorithm.name() && is_like().unwrap_or(false) {
+                alike.push(other);
+            }
+        }
+        Ok(alike)
     }
 
     /// What is measured: a part alone, for who asks for one text, weighs as much as many together, which take about as long as eight.
