@@ -3,6 +3,29 @@
 #include "dependent.cuh"
 #include "rows.cuh"
 
+// In f32 and f64 an approximate root would be seen in the result.
+template <typename T> constexpr bool is_exact = sizeof(T) > 2;
+
+// 1 / sqrt(of), by which all elements of a row are multiplied. They would share its rounding, so that it would not average out: outside 16
+// bits a second number has the first one's error, by a step of Newton's.
+template <typename T> struct Factor {
+    using S = typename Sum<T>::type;
+    S high, low = 0;
+
+    __device__ explicit Factor(S of) {
+        if constexpr (!is_exact<T>) {
+            high = rsqrt(of);
+            return;
+        }
+        high = 1 / sqrt(of);
+        const S product = of * high, rest = fma(of, high, -product);
+        const S error = fma(-rest, high, fma(-product, high, (S)1));
+        if (isfinite(error)) low = (S)0.5 * high * error;
+    }
+
+    __device__ S times(S x) const { return is_exact<T> ? fma(x, high, x * low) : x * high; }
+};
+
 // The row to normalise, x + bias + residual. Unless `rounded` is null, the sum is rounded to T, stored there, and
 // normalised in that precision.
 template <typename T, bool VECTORS> struct Row {
@@ -52,21 +75,14 @@ template <typename T, bool VECTORS> struct Row {
         return sum;
     }
 
-    __device__ void write(unsigned at, const S (&v)[N], S mean, S factor, Vec<T, N> scale, Vec<T, N> shift, T *y) const {
+    __device__ void write(unsigned at, const S (&v)[N], S mean, Factor<T> factor, Vec<T, N> scale, Vec<T, N> shift, T *y) const {
         Vec<T, N> out;
 #pragma unroll
         for (int n = 0; n < N; n++)
-            out.at[n] = narrow<T>(fma((v[n] - mean) * factor, (S)widen(scale.at[n]), (S)widen(shift.at[n])));
+            out.at[n] = narrow<T>(fma(factor.times(v[n] - mean), (S)widen(scale.at[n]), (S)widen(shift.at[n])));
         store_some<T, N, VECTORS>(y + at, out, columns - at);
     }
 };
-
-// In f32 an approximate root, or a reciprocal that is rounded by itself, would be seen in the result.
-template <typename T> constexpr bool is_exact = sizeof(T) > 2;
-
-// A row's elements share the roundings of their factor, which do not cancel: in f32 it has one.
-__device__ inline float rounded_rsqrt(float x) { return __frsqrt_rn(x); }
-__device__ inline double rounded_rsqrt(double x) { return 1 / sqrt(x); }
 
 template <typename T, typename S> __device__ inline S mean_of(S sum, unsigned columns) {
     return is_exact<T> ? sum / columns : sum * ((S)1 / columns);
@@ -112,7 +128,7 @@ __device__ inline void norm(size_t rows, unsigned columns, float eps, const T *x
     S squares = first < end ? row.squares(first, held, mean) : 0;
     each([&](unsigned at, const S(&v)[N]) { squares += row.squares(at, v, mean); });
     const S variance = mean_of<T>(row_reduce<Add>(squares, room[1]), columns) + (S)eps;
-    const S factor = is_exact<T> ? rounded_rsqrt(variance) : rsqrt(variance);
+    const Factor<T> factor(variance);
 
     if (first < end) row.write(first, held, mean, factor, held_scale, held_shift, y);
     each([&](unsigned at, const S(&v)[N]) {
