@@ -42,6 +42,7 @@ TILES(float, f32)
 // For other architectures no further kernels are compiled, rather than empty ones.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 
+#include "cluster.cuh"
 #include "lines.cuh"
 #include "scores.cuh"
 
@@ -124,6 +125,19 @@ __device__ inline void meet() {
     wait_pending<0>();
     fence_shared_writes();
     __syncthreads();
+}
+
+// Floats of a row of sums in shared memory, whose threads find different banks.
+template <int COLUMNS> constexpr unsigned ROOM = COLUMNS * 8 + 8;
+
+// Keeps a warpgroup's rows for its cluster.
+template <int COLUMNS> __device__ inline void keep(const float (&from)[COLUMNS][4], float *to) {
+    const unsigned row = threadIdx.x / 32 * ROWS + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int d = 0; d < COLUMNS; d++)
+            store<float, 2>(to + (row + 8 * r) * ROOM<COLUMNS> + d * 8 + column, {from[d][2 * r], from[d][2 * r + 1]});
 }
 
 // Writes a warpgroup's rows of `pitch` elements; a row has `size`.
@@ -273,9 +287,30 @@ __device__ inline void of_queries(Scale scale, Tokens<T> q, Tokens<T> k, Tokens<
     write(out, scale.own, to, start, q.count, pitch, q.size);
 }
 
-// The gradients of 64 keys and values, of which `sharing` heads of queries have the same. Of head h, a query's numbers are `heads` further
-// on, and everything else where the strides say.
-template <int DIM, bool HAS_BIAS, typename T, typename B, typename Head>
+// The same of the sums over the blocks of a cluster, in their order. A block writes some of the rows.
+template <unsigned SHARES, int COLUMNS, typename T>
+__device__ inline void write_sums(const float *sums, float factor, T *to, unsigned first, unsigned rows, size_t pitch, unsigned size) {
+    constexpr unsigned OF_BLOCK = SIDE / SHARES, VECTORS = COLUMNS * 2;
+    for (unsigned i = threadIdx.x; i < OF_BLOCK * VECTORS; i += THREADS) {
+        const unsigned row = blockIdx.y % SHARES * OF_BLOCK + i / VECTORS, column = i % VECTORS * 4;
+        Vec<float, 4> sum{};
+#pragma unroll
+        for (unsigned block = 0; block < SHARES; block++) {
+            const auto own = load_from_block<SHARES>(block, sums + row * ROOM<COLUMNS> + column);
+#pragma unroll
+            for (int n = 0; n < 4; n++) sum.at[n] += own.at[n];
+        }
+        if (first + row >= rows || column >= size) continue;
+        Vec<T, 4> y;
+#pragma unroll
+        for (int n = 0; n < 4; n++) y.at[n] = narrow<T>(sum.at[n] * factor);
+        store<T, 4>(to + (first + row) * pitch + column, y);
+    }
+}
+
+// The gradients of 64 keys and values, of which `sharing` heads of queries have the same. The SHARES blocks of a cluster have some of these
+// heads each. Of head h, a query's numbers are `heads` further on, and everything else where the strides say.
+template <int DIM, unsigned SHARES, bool HAS_BIAS, typename T, typename B, typename Head>
 __device__ inline void of_keys(Scale scale, unsigned sharing, Tokens<T> k, Tokens<T> v, Head head, T *of_k, T *of_v, size_t pitch_k,
                                size_t pitch_v) {
     extern __shared__ __align__(BASE) uint4 dynamic[];
@@ -284,7 +319,7 @@ __device__ inline void of_keys(Scale scale, unsigned sharing, Tokens<T> k, Token
     auto tile = [&](unsigned at) { return Side<DIM, T>{tiles + at * Side<DIM, T>::SIZE}; };
     const Side<DIM, T> keys = tile(0), values = tile(1);
     const unsigned lane = threadIdx.x % 32, start = blockIdx.x * SIDE, key = first_query(), column = lane % 4 * 2;
-    const unsigned queries = head(0).q.count, count = (queries + SIDE - 1) / SIDE, all = sharing * count;
+    const unsigned queries = head(0).q.count, count = (queries + SIDE - 1) / SIDE, all = sharing / SHARES * count;
 
     __shared__ unsigned char kept[TILES_KEPT];
     if constexpr (HAS_BIAS) {
@@ -356,8 +391,21 @@ __device__ inline void of_keys(Scale scale, unsigned sharing, Tokens<T> k, Token
         wgmma_wait(to_k);
         at = after, slot ^= 1;
     }
-    write(to_k, scale.own, of_k, start, k.count, pitch_k, k.size);
-    write(to_v, 1.f, of_v, start, v.count, pitch_v, v.size);
+    if constexpr (SHARES == 1) {
+        write(to_k, scale.own, of_k, start, k.count, pitch_k, k.size);
+        write(to_v, 1.f, of_v, start, v.count, pitch_v, v.size);
+    } else {
+        // Where the tiles were.
+        float *const sums = reinterpret_cast<float *>(dynamic), *const of_values = sums + SIDE * ROOM<COLUMNS>;
+        static_assert(2 * SIDE * ROOM<COLUMNS> * sizeof(float) <= 6 * Side<DIM, T>::SIZE * sizeof(T));
+        wait_pending<0>();
+        __syncthreads();
+        keep(to_k, sums), keep(to_v, of_values);
+        sync_cluster<SHARES>();
+        write_sums<SHARES, COLUMNS>(sums, scale.own, of_k, start, k.count, pitch_k, k.size);
+        write_sums<SHARES, COLUMNS>(of_values, 1.f, of_v, start, v.count, pitch_v, v.size);
+        leave_cluster<SHARES>();
+    }
 }
 
 // One head of queries, for a block of keys.
@@ -385,16 +433,22 @@ template <typename T, typename B> struct Queries {
             of_rows + head * queries, of_rows + rows + head * queries,                                                 \
             of_q + ((size_t)blockIdx.z * queries * heads + blockIdx.y) * of_keys, pitch);                              \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, DIM > 64 || HAS_BIAS ? 2 : 3)                                \
+    GRADIENTS_OF_KEYS(DIM, 1, HAS_BIAS, T, B, NAME)                                                                    \
+    GRADIENTS_OF_KEYS(DIM, HEADS_OF_CLUSTER, HAS_BIAS, T, B, clusters_##NAME)
+
+// Blocks of a cluster, each with other heads of queries, where keys have as many heads of queries or a multiple.
+#define HEADS_OF_CLUSTER 4
+#define GRADIENTS_OF_KEYS(DIM, SHARES, HAS_BIAS, T, B, NAME)                                                           \
+    extern "C" __global__ void __cluster_dims__(1, SHARES, 1) __launch_bounds__(THREADS, DIM > 64 || HAS_BIAS ? 2 : 3)        \
         opara_attention_gradient_keys_##NAME(                                                                          \
         size_t numel_k, size_t numel_v, size_t rows, unsigned queries, unsigned keys, unsigned heads, unsigned sharing, \
         unsigned of_keys, unsigned of_values, float scale, STRIDES(q), STRIDES(k), STRIDES(v), STRIDES(b), STRIDES(g), \
         unsigned t_batch, unsigned t_head, const T *q, const T *k, const T *v, const B *b, const unsigned char *t,     \
         const T *g, const float *of_rows, T *of_k, T *of_v) {                                                          \
-        const unsigned kv_heads = heads / sharing;                                                                     \
-        const size_t row = (size_t)blockIdx.z * keys * kv_heads + blockIdx.y;                                          \
+        const unsigned kv_heads = heads / sharing, kv_head = blockIdx.y / SHARES;                                      \
+        const size_t row = (size_t)blockIdx.z * keys * kv_heads + kv_head;                                             \
         auto head = [&](unsigned at) {                                                                                 \
-            const unsigned own = blockIdx.y * sharing + at;                                                            \
+            const unsigned own = blockIdx.y * (sharing / SHARES) + at;                                                 \
             const float *const numbers = of_rows + ((size_t)blockIdx.z * heads + own) * queries;                       \
             return Queries<T, B>{{OF_ONE(q, own), queries, q_token, of_keys},                                          \
                                  {OF_ONE(g, own), queries, g_token, of_values},                                        \
@@ -402,8 +456,8 @@ template <typename T, typename B> struct Queries {
                                  numbers + rows,                                                                       \
                                  {OF_ONE(b, own), OF_ONE(t, own), b_token, queries, keys}};                            \
         };                                                                                                             \
-        ::of_keys<DIM, HAS_BIAS, T, B>(Scale(scale), sharing, {OF_ONE(k, blockIdx.y), keys, k_token, of_keys},         \
-                                       {OF_ONE(v, blockIdx.y), keys, v_token, of_values}, head, of_k + row * of_keys,  \
+        ::of_keys<DIM, SHARES, HAS_BIAS, T, B>(Scale(scale), sharing, {OF_ONE(k, kv_head), keys, k_token, of_keys},    \
+                                       {OF_ONE(v, kv_head), keys, v_token, of_values}, head, of_k + row * of_keys,     \
                                        of_v + row * of_values, (size_t)kv_heads *of_keys, (size_t)kv_heads *of_values); \
     }
 // With a bias of the same type, or of f32.

@@ -46,6 +46,9 @@ kernels! {
 const SIDE: usize = 64;
 const THREADS: u32 = 128;
 
+/// Blocks of a cluster, which have other heads of queries of the same keys each.
+const HEADS_OF_CLUSTER: usize = 4;
+
 /// The elements of the longest rows that a kernel takes, of which it has the fewest: what is left of each row counts as zeros.
 fn width(sizes: [usize; 2], dtype: DType) -> Option<usize> {
     let are_wide = sizes.iter().all(|&size| size > 0 && size.is_multiple_of(wide(dtype)));
@@ -160,6 +163,11 @@ pub(super) fn gradients<T: DeviceRepr + WithDType, B: DeviceRepr>(
         to_q,
     }
     .launch(device, &variant, ptx::ATTENTION_GRADIENT, of(queries, heads))?;
+    // Blocks of a cluster take heads of queries beside each other, whose gradients they add in one order.
+    let (shares, of_keys_variant) = match sharing.is_multiple_of(HEADS_OF_CLUSTER) {
+        true => (HEADS_OF_CLUSTER, format!("clusters_{variant}")),
+        false => (1, variant),
+    };
     let (numel, numel_of_values) = (batch * kv_heads * keys * of_keys, batch * kv_heads * keys * of_values);
     OfKeys {
         batch,
@@ -191,5 +199,5 @@ pub(super) fn gradients<T: DeviceRepr + WithDType, B: DeviceRepr>(
         to_k,
         to_v,
     }
-    .launch(device, &variant, ptx::ATTENTION_GRADIENT, of(keys, kv_heads))
+    .launch(device, &of_keys_variant, ptx::ATTENTION_GRADIENT, of(keys, kv_heads * shares))
 }
