@@ -54,6 +54,10 @@ struct Args {
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     steps: Option<usize>,
 
+    /// Memory of a captured step at most, as a multiple of the memory that its launches need one after the other.
+    #[arg(long)]
+    memory_factor: Option<f64>,
+
     /// Write the first weights and the batch of one model to this file of safetensors, and end: PyTorch begins with them, too.
     #[arg(long, conflicts_with_all = ["contestants", "steps", "traces", "kernels", "json"])]
     start: Option<PathBuf>,
@@ -119,7 +123,10 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
         numerics => {
             let numerics = if numerics == "exact" { Numerics::Exact } else { Numerics::Accurate };
             let (optimizer, begin) = (AdamW::of_named(trained, params)?, Instant::now());
-            let builder = OparaExecutor::builder().numerics(numerics);
+            let mut builder = OparaExecutor::builder().numerics(numerics);
+            if let Some(factor) = args.memory_factor {
+                builder = builder.memory_factor(factor);
+            }
             let mut trainer = builder.build_train(move |batch: &[Tensor]| loss(batch), &optimizer, &batch)?;
             let built_s = begin.elapsed().as_secs_f64();
             let mut line = timed(args, device, before, || Ok(trainer.step(&batch)?))?;
@@ -129,6 +136,7 @@ fn measured(model: &Model, contestant: &str, args: &Args, device: &Device) -> Re
                 line["reason"] = report.reason().into();
                 line["gpu_ms"] = (report.replay_us() / 1e3).into();
                 line["launches"] = report.counts().ops.into();
+                line["arena_mib"] = (report.counts().arena_bytes >> 20).into();
             }
             if let Some(folder) = &args.traces {
                 let trace = trainer.measure(&batch)?;

@@ -178,9 +178,9 @@ impl Builder {
 
     /// Limit of a plan's device memory, beside weights, inputs and outputs, as a multiple of the peak of the module's own forward pass.
     /// A higher limit lets more branches run in parallel and more constants be folded. 1 or less uses as little memory as possible.
-    /// Default: 1.15.
+    /// Default: 1.15. Of a training step it is a multiple of the memory that its launches need one after the other, and 1.025 by default.
     pub fn memory_factor(mut self, factor: f64) -> Self {
-        self.0.settings.memory_factor = factor;
+        self.0.settings.memory_factor = Some(factor);
         self
     }
 

@@ -14,22 +14,37 @@ use crate::{check, Result};
 pub struct Settings {
     /// Are ops that depend on no input folded, to run once?
     pub fold_constants: bool,
-    /// The memory that buffers may take, as a multiple of the recorded pass's peak.
-    pub memory_factor: f64,
+    /// The memory that buffers may take, as a multiple of the [least](Least); `None` for the default of that.
+    pub memory_factor: Option<f64>,
+    /// The memory that the limit is a multiple of.
+    pub least: Least,
     /// Bytes that constants may take in addition.
     pub constant_room: u64,
+}
+
+/// The memory that a limit is a multiple of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Least {
+    /// The peak of the recorded pass; 1.15 times that by default. Constants count.
+    Recorded,
+    /// The tightest layout of the ops one after the other; 1.025 times that by default. Constants do not count.
+    Packed,
 }
 
 impl Settings {
     /// The memory that buffers and constants may take.
     fn limit(self, trace: &Trace) -> Option<u64> {
-        trace.memory_limit(self.memory_factor).map(|limit| limit.saturating_add(self.constant_room))
+        let limit = match self.least {
+            Least::Recorded => trace.memory_limit(self.memory_factor.unwrap_or(1.15))?,
+            Least::Packed => (memory::least(trace) as f64 * self.memory_factor.unwrap_or(1.025)) as u64,
+        };
+        Some(limit.saturating_add(self.constant_room))
     }
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { fold_constants: true, memory_factor: 1.15, constant_room: 0 }
+        Self { fold_constants: true, memory_factor: None, least: Least::Recorded, constant_room: 0 }
     }
 }
 
@@ -64,7 +79,8 @@ pub fn analyse(ops: Optimized, stages: &mut StageTimes) -> Analysed {
 pub fn place(analysed: Analysed, settings: Settings, stages: &mut StageTimes) -> Prepared {
     let Analysed { ops, mut graph, profile } = analysed;
     let limit = settings.limit(&ops.trace);
-    let limit = limit.map(|bytes| bytes.saturating_sub(ops.constant_bytes()));
+    let constants = if settings.least == Least::Packed { 0 } else { ops.constant_bytes() };
+    let limit = limit.map(|bytes| bytes.saturating_sub(constants));
     let arenas = [(Role::Intermediate, limit), (Role::Workspace, Some(memory::WORKSPACE_LIMIT))];
     let layouts = arenas.map(|(role, limit)| {
         let layout = stages.time("memory", || memory::plan(&ops.trace, &graph, role, limit));

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use candle::{DType, Device, Tensor};
 use hashbrown::HashSet;
+use opara_plan::prepared::Least;
 use opara_plan::timeline::Timeline;
 
 pub use self::gradient_error::GradientError;
@@ -95,7 +96,8 @@ impl Builder {
         let steps = Arc::new(Steps::new(Arc::new(loss), optimizer, is_lifted, limit));
         let errors = steps.prepare(batch)?;
         // A second pass would be a second step.
-        let builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
+        let mut builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
+        builder.0.settings.least = Least::Packed;
         let executor = is_on_gpu.then(|| build_within(&builder, &steps, batch, limit)).transpose()?;
         Ok(Trainer {
             optimizer: optimizer.clone(),

@@ -30,6 +30,11 @@ pub(crate) fn most_alive(trace: &Trace) -> u64 {
     alive.max().unwrap_or(0)
 }
 
+/// The bytes of the tightest layout of tensors if the ops run one after the other.
+pub(crate) fn least(trace: &Trace) -> u64 {
+    pack(trace, &trace.users(), Role::Intermediate).1
+}
+
 /// Offsets of the buffers of one role in one arena.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
