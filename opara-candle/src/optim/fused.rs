@@ -4,6 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use candle::backprop::GradStore;
+#[cfg(feature = "cuda")]
+use candle::TensorId;
 use candle::{bail, DType, Tensor, Var};
 use candle_nn::{Optimizer, ParamsAdamW, VarMap};
 
@@ -167,7 +169,13 @@ impl<P: Params> Fused<P> {
     /// # Errors
     /// Gradients that do not fit their variables, and failed launches.
     pub fn update(&self, gradients: &GradStore) -> candle::Result<()> {
-        self.state.step(gradients)
+        self.state.step(gradients, &[])
+    }
+
+    /// The same. `ready` has variables in the order in which their gradients are computed.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn update_in_order(&self, gradients: &GradStore, ready: &[TensorId]) -> candle::Result<()> {
+        self.state.step(gradients, ready)
     }
 
     /// The variables by name.

@@ -1,10 +1,10 @@
 //! The variables of an optimizer, and the numbers that it keeps on their device.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use candle::backprop::GradStore;
-use candle::{bail, DType, Result, Shape, Tensor, Var};
+use candle::{bail, DType, Result, Shape, Tensor, TensorId, Var};
 use parking_lot::Mutex;
 
 use super::check::{check, finite, floats, part};
@@ -275,8 +275,9 @@ impl State {
         Ok(position)
     }
 
-    /// Updates the variables that have a gradient.
-    pub fn step(&self, gradients: &GradStore) -> Result<()> {
+    /// Updates the variables that have a gradient. `ready` has variables in the order in which their gradients are computed, as far as that is
+    /// known: a launch then updates some of them, beside the rest of the backward pass.
+    pub fn step(&self, gradients: &GradStore, ready: &[TensorId]) -> Result<()> {
         let _turn = self.turn.lock();
         if let Some(error) = self.failed.lock().take() {
             return Err(error);
@@ -298,12 +299,33 @@ impl State {
             square_sums(sums, &gradients)?;
         }
         tick(&self.control, sums.as_ref())?;
-        let pairs = slots.iter().zip(&gradients);
-        let all = pairs.map(|(slot, gradient)| Updated { by: &slot.update, value: &slot.variable, gradient });
+        let mut pairs: Vec<_> = slots.into_iter().zip(&gradients).collect();
+        // The norm of all gradients is there last.
+        if sums.is_none() && !ready.is_empty() {
+            let place: HashMap<_, _> = ready.iter().enumerate().map(|(place, id)| (*id, place)).collect();
+            pairs.sort_by_key(|(slot, _)| place.get(&slot.variable.id()).copied().unwrap_or(usize::MAX));
+            for group in groups(&pairs, |(_, gradient)| gradient.elem_count()) {
+                self.update(group)?;
+            }
+        } else {
+            self.update(&pairs)?;
+        }
+        let updated: HashSet<_> = pairs.iter().map(|(slot, _)| slot.variable.id()).collect();
+        self.follow(self.slots.iter().filter(|slot| !updated.contains(&slot.variable.id())))
+    }
+
+    /// Updates some variables by their gradients, and what follows from their values.
+    fn update(&self, some: &[(&Slot, &Tensor)]) -> Result<()> {
+        let all = some.iter().map(|(slot, gradient)| Updated { by: &slot.update, value: &slot.variable, gradient });
         update(self.rule, &all.collect::<Vec<_>>(), &self.control)?;
-        let averages = self.slots.iter().filter_map(|slot| Some((slot.average.as_ref()?, slot.variable.as_tensor())));
+        self.follow(some.iter().map(|(slot, _)| *slot))
+    }
+
+    /// Writes averages of values, and their copies of 16 bits.
+    fn follow<'a>(&self, some: impl Iterator<Item = &'a Slot> + Clone) -> Result<()> {
+        let averages = some.clone().filter_map(|slot| Some((slot.average.as_ref()?, slot.variable.as_tensor())));
         blend(Blend::Average(self.kept), &averages.collect::<Vec<_>>(), &self.control)?;
-        self.round()
+        round_some(some)
     }
 
     /// The sums of gradients over the batches of a step, if there are several.
@@ -318,7 +340,43 @@ impl State {
 
     /// Writes the copies of 16 bits.
     fn round(&self) -> Result<()> {
-        let pairs = self.slots.iter().filter_map(|slot| Some((slot.copy.as_ref()?, slot.variable.as_tensor())));
-        round(&pairs.collect::<Vec<_>>())
+        round_some(self.slots.iter())
+    }
+}
+
+fn round_some<'a>(some: impl Iterator<Item = &'a Slot>) -> Result<()> {
+    let pairs = some.filter_map(|slot| Some((slot.copy.as_ref()?, slot.variable.as_tensor())));
+    round(&pairs.collect::<Vec<_>>())
+}
+
+/// Neighbours that one launch updates: an eighth of all elements, and enough to be worth a launch.
+fn groups<T>(all: &[T], elements: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
+    const PARTS: usize = 8;
+    const FEW: usize = 1 << 20;
+    let most = (all.iter().map(&elements).sum::<usize>() / PARTS).max(FEW);
+    let mut in_group = 0;
+    let mut ends = Vec::new();
+    for (at, of) in all.iter().enumerate() {
+        in_group += elements(of);
+        if in_group >= most || at + 1 == all.len() {
+            ends.push(at + 1);
+            in_group = 0;
+        }
+    }
+    let begins = std::iter::once(0).chain(ends.clone());
+    begins.zip(ends).map(|(begin, end)| &all[begin..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::groups;
+
+    #[test]
+    fn groups_have_an_eighth_of_all_elements_or_are_worth_a_launch() {
+        let of = |sizes: &[usize]| groups(sizes, |size| *size).map(<[usize]>::len).collect::<Vec<_>>();
+        assert_eq!(of(&[]), [0; 0]);
+        assert_eq!(of(&[10, 20, 30]), [3], "few elements are one launch");
+        assert_eq!(of(&[1 << 20; 16]), [2; 8]);
+        assert_eq!(of(&[1 << 24, 1 << 10, 1 << 10, 1 << 22, 5]), [1, 3, 1], "a large one is alone");
     }
 }

@@ -247,7 +247,9 @@ impl Lifted {
         }
         let averages = averages.iter().map(|(of, new, parts)| Average { of, new, parts: *parts });
         ops::average(&averages.collect::<Vec<_>>())?;
-        optimizer.update(&store)?;
+        // Inputs stand in the order in which the forward pass reads them.
+        let ready: Vec<_> = self.trained.iter().rev().map(|trained| trained.variable.id()).collect();
+        optimizer.update_in_order(&store, &ready)?;
         outputs.iter().zip(&self.shapes).map(|(output, shape)| output.reshape(shape)).collect()
     }
 }
