@@ -125,7 +125,7 @@ mod write_rows;
 
 pub use crate::activation::Activation;
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use activation::activation_gradient;
+pub(crate) use activation::{activation_gradient, bias_act};
 pub use advance::advance;
 pub use argmax::argmax;
 pub use assign::assign;

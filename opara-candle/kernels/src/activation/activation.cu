@@ -12,14 +12,14 @@ __device__ inline void bias_act(unsigned numel, unsigned columns, const T *x, co
         Vec<T, N> v = load<T, N>(x + mine.first), b{}, out;
         if (bias) b = load<T, N>(bias + mine.first % columns);
 #pragma unroll
-        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate<ACTIVATION>((S)widen(v.at[n]) + (S)widen(b.at[n])));
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(activate_for<T, ACTIVATION>((S)widen(v.at[n]) + (S)widen(b.at[n])));
         store<T, N>(y + mine.first, out);
         return;
     }
     for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step) {
         S v = widen(x[i]);
         if (bias) v += (S)widen(bias[i % columns]);
-        y[i] = narrow<T>(activate<ACTIVATION>(v));
+        y[i] = narrow<T>(activate_for<T, ACTIVATION>(v));
     }
 }
 
@@ -34,12 +34,12 @@ __device__ inline void activation_slope(unsigned numel, const T *x, const T *gra
         const Vec<T, N> v = load<T, N>(x + mine.first), g = load<T, N>(gradient + mine.first);
         Vec<T, N> out;
 #pragma unroll
-        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(widen(g.at[n]) * derivative<ACTIVATION>(widen(v.at[n])));
+        for (int n = 0; n < N; n++) out.at[n] = narrow<T>(widen(g.at[n]) * derivative_for<T, ACTIVATION>(widen(v.at[n])));
         store<T, N>(y + mine.first, out);
         return;
     }
     for (unsigned n = 0, i = mine.first; n < mine.count; n++, i += mine.step)
-        y[i] = narrow<T>(widen(gradient[i]) * derivative<ACTIVATION>(widen(x[i])));
+        y[i] = narrow<T>(widen(gradient[i]) * derivative_for<T, ACTIVATION>(widen(x[i])));
 }
 
 #define SLOPES(T, NAME)                                                                                                \

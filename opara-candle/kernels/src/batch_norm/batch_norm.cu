@@ -104,7 +104,7 @@ __device__ inline void batch_norm(size_t rows, unsigned columns, float eps, int 
         each_row<N>(rows, columns, first, [&](size_t at) {
             Vec<T, N> v = load<T, N>(x + at);
 #pragma unroll
-            for (int n = 0; n < N; n++) v.at[n] = narrow<T>(activate<kind.value>(of.result(n, widen(v.at[n]))));
+            for (int n = 0; n < N; n++) v.at[n] = narrow<T>(activate_for<T, kind.value>(of.result(n, widen(v.at[n]))));
             store<T, N>(y + at, v);
         });
     });
@@ -129,7 +129,7 @@ __device__ inline void batch_norm_gradient(size_t rows, unsigned columns, float 
             for (int n = 0; n < N; n++) {
                 const float from = widen(v.at[n]);
                 float of_result = widen(g.at[n]);
-                if constexpr (kind.value != NONE) of_result *= derivative<kind.value>(of.result(n, from));
+                if constexpr (kind.value != NONE) of_result *= derivative_for<T, kind.value>(of.result(n, from));
                 out.at[n] = narrow<T>((of_result - across[n] - of.normal(n, from) * along[n]) * of.factor[n] * of.scale[n]);
             }
             store<T, N>(y + at, out);
@@ -151,7 +151,7 @@ __device__ inline void batch_gradient(size_t rows, unsigned columns, unsigned sh
                 const size_t at = row * columns + this_column();
                 const float from = widen(x[at]);
                 float g = widen(gradient[at]);
-                if constexpr (kind.value != NONE) g *= derivative<kind.value>(of.result(0, from));
+                if constexpr (kind.value != NONE) g *= derivative_for<T, kind.value>(of.result(0, from));
                 sum += g;
                 products = fmaf(g, of.normal(0, from), products);
             }
@@ -182,7 +182,7 @@ __device__ inline void wide_batch_gradient(size_t rows, unsigned columns, unsign
                 for (int n = 0; n < N; n++) {
                     const float from = widen(v.at[n]);
                     float own = widen(g.at[n]);
-                    if constexpr (kind.value != NONE) own *= derivative<kind.value>(of.result(n, from));
+                    if constexpr (kind.value != NONE) own *= derivative_for<T, kind.value>(of.result(n, from));
                     sum[n] += own, products[n] = fmaf(own, of.normal(n, from), products[n]);
                 }
             }

@@ -12,33 +12,16 @@ __device__ inline void column_sums(size_t rows, unsigned columns, unsigned share
     write_sum(sum_of_column(sum), columns, sums + (size_t)blockIdx.y * columns);
 }
 
-// Threads along the rows of a block whose threads have vectors of columns.
-constexpr unsigned DEEP = 8;
-
-// The same by vectors: a block has 32 of them of each row, and DEEP rows at a time. Rows are whole vectors.
+// The same by vectors. Rows are whole vectors.
 template <typename T>
 __device__ inline void wide_column_sums(size_t rows, unsigned columns, unsigned share, const T *x, float *sums) {
     constexpr int N = WIDE<T>;
-    __shared__ Vec<float, N> room[DEEP][SIDE];
     const Share of(rows, share);
     const unsigned column = this_column() * N;
     Vec<float, N> sum{};
-    if (column < columns) {
-#pragma unroll 4
-        for (size_t row = of.first; row < of.end; row += DEEP) {
-            const auto own = load<T, N>(x + row * columns + column);
-#pragma unroll
-            for (int n = 0; n < N; n++) sum.at[n] += widen(own.at[n]);
-        }
-    }
-    room[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y > 0 || column >= columns) return;
-#pragma unroll
-    for (unsigned y = 1; y < DEEP; y++)
-#pragma unroll
-        for (int n = 0; n < N; n++) sum.at[n] += room[y][threadIdx.x].at[n];
-    store<float, N>(sums + (size_t)blockIdx.y * columns + column, sum);
+    if (column < columns) sum = sum_of_rows<N>(x, of.first, of.end, columns, column);
+    sum = sum_of_vectors(sum);
+    if (threadIdx.y == 0 && column < columns) store<float, N>(sums + (size_t)blockIdx.y * columns + column, sum);
 }
 
 template <typename T> __device__ inline void column_totals(unsigned rows, unsigned columns, const float *sums, T *y) {
@@ -59,11 +42,45 @@ __device__ inline void activation_gradient(size_t rows, unsigned columns, unsign
     if (this_column() < columns)
         for (size_t row = of.first; row < of.end; row += SIDE) {
             const size_t at = row * columns + this_column();
-            const T v = narrow<T>(widen(gradient[at]) * derivative<ACTIVATION>(widen(x[at])));
+            const T v = narrow<T>(widen(gradient[at]) * derivative_for<T, ACTIVATION>(widen(x[at])));
             y[at] = v;
             sum += widen(v);
         }
     write_sum(sum_of_column(sum), columns, sums + (size_t)blockIdx.y * columns);
+}
+
+// The same by vectors. Rows are whole vectors.
+template <int ACTIVATION, typename T>
+__device__ inline void wide_activation_gradient(size_t rows, unsigned columns, unsigned share, const T *x, const T *gradient,
+                                                float *sums, T *y) {
+    // Rows whose loads are on their way together.
+    constexpr unsigned N = WIDE<T>, AHEAD = 4;
+    const Share of(rows, share);
+    const unsigned column = this_column() * N;
+    Vec<float, N> sum{};
+    if (column < columns)
+        for (size_t row = of.first; row < of.end; row += AHEAD * DEEP) {
+            Vec<T, N> at[AHEAD], g[AHEAD];
+#pragma unroll
+            for (unsigned a = 0; a < AHEAD; a++)
+                if (row + a * DEEP < of.end) {
+                    const size_t from = (row + a * DEEP) * columns + column;
+                    at[a] = load<T, N>(x + from), g[a] = load<T, N>(gradient + from);
+                }
+#pragma unroll
+            for (unsigned a = 0; a < AHEAD; a++)
+                if (row + a * DEEP < of.end) {
+                    Vec<T, N> v;
+#pragma unroll
+                    for (unsigned n = 0; n < N; n++) {
+                        v.at[n] = narrow<T>(widen(g[a].at[n]) * derivative_for<T, ACTIVATION>(widen(at[a].at[n])));
+                        sum.at[n] += widen(v.at[n]);
+                    }
+                    store<T, N>(y + (row + a * DEEP) * columns + column, v);
+                }
+        }
+    sum = sum_of_vectors(sum);
+    if (threadIdx.y == 0 && column < columns) store<float, N>(sums + (size_t)blockIdx.y * columns + column, sum);
 }
 
 #define KERNELS(T, NAME)                                                                                               \
@@ -84,6 +101,13 @@ __device__ inline void activation_gradient(size_t rows, unsigned columns, unsign
         T *y) {                                                                                                        \
         with_activation(activation, [&](auto of) {                                                                     \
             activation_gradient<of.value>(rows, columns, share, x, gradient, sums, y);                                 \
+        });                                                                                                            \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(SIDE *DEEP) opara_elementwise_activation_gradient_wide_##NAME(        \
+        size_t rows, unsigned columns, unsigned share, int activation, const T *x, const T *gradient, float *sums,     \
+        T *y) {                                                                                                        \
+        with_activation(activation, [&](auto of) {                                                                     \
+            wide_activation_gradient<of.value>(rows, columns, share, x, gradient, sums, y);                            \
         });                                                                                                            \
     }
 

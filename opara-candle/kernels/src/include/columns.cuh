@@ -28,7 +28,36 @@ template <typename T> __device__ inline void write_sum(float sum, unsigned colum
     if (threadIdx.x == 0 && column < columns) y[column] = narrow<T>(sum);
 }
 
-// The same for the threads of each column, for the next sum over these rows.
+// Threads along the rows of a block whose threads have vectors of columns: SIDE of them along a row.
+constexpr unsigned DEEP = 8;
+
+// The sum of a vector of columns, of each DEEP-th row.
+template <int N, typename T>
+__device__ inline Vec<float, N> sum_of_rows(const T *x, size_t first, size_t end, unsigned columns, unsigned column) {
+    Vec<float, N> sum{};
+#pragma unroll 4
+    for (size_t row = first; row < end; row += DEEP) {
+        const auto own = load<T, N>(x + row * columns + column);
+#pragma unroll
+        for (int n = 0; n < N; n++) sum.at[n] += widen(own.at[n]);
+    }
+    return sum;
+}
+
+// Sums what the threads of each vector of columns have, in a fixed order, for the first one of them.
+template <int N> __device__ inline Vec<float, N> sum_of_vectors(Vec<float, N> own) {
+    __shared__ Vec<float, N> room[DEEP][SIDE];
+    room[threadIdx.y][threadIdx.x] = own;
+    __syncthreads();
+    if (threadIdx.y > 0) return own;
+#pragma unroll
+    for (unsigned y = 1; y < DEEP; y++)
+#pragma unroll
+        for (int n = 0; n < N; n++) own.at[n] += room[y][threadIdx.x].at[n];
+    return own;
+}
+
+// As `sum_of_column`, for the threads of each column, for the next sum over these rows.
 __device__ inline float own_of_column(float sum) {
     __shared__ float room[SIDE];
     if (threadIdx.x == 0) room[threadIdx.y] = sum;

@@ -1,32 +1,16 @@
 // Means of ranges of rows, in a fixed order.
-#include "rows.cuh"
-
-// Vectors of a block, and rows of it at a time.
-constexpr unsigned ACROSS = 32, DOWN = 8;
+#include "columns.cuh"
 
 // Of each range the first row, and the one behind the last. Rows are whole vectors.
 template <typename T>
 __device__ inline void range_means(unsigned rows, unsigned columns, const T *x, const uint2 *ranges, float *y) {
     constexpr int N = WIDE<T>;
-    __shared__ Vec<float, N> room[DOWN][ACROSS];
-    const unsigned column = (blockIdx.x * ACROSS + threadIdx.x) * N, end = min(ranges[blockIdx.y].y, rows);
+    const unsigned column = this_column() * N, end = min(ranges[blockIdx.y].y, rows);
     const unsigned first = min(ranges[blockIdx.y].x, end);
     Vec<float, N> sum{};
-    if (column < columns) {
-#pragma unroll 4
-        for (unsigned row = first + threadIdx.y; row < end; row += DOWN) {
-            const auto own = load<T, N>(x + (size_t)row * columns + column);
-#pragma unroll
-            for (int n = 0; n < N; n++) sum.at[n] += widen(own.at[n]);
-        }
-    }
-    room[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
+    if (column < columns) sum = sum_of_rows<N>(x, first + threadIdx.y, end, columns, column);
+    sum = sum_of_vectors(sum);
     if (threadIdx.y > 0 || column >= columns) return;
-#pragma unroll
-    for (unsigned down = 1; down < DOWN; down++)
-#pragma unroll
-        for (int n = 0; n < N; n++) sum.at[n] += room[down][threadIdx.x].at[n];
 #pragma unroll
     for (int n = 0; n < N; n++) sum.at[n] /= max(end - first, 1u);
 #pragma unroll
@@ -35,7 +19,7 @@ __device__ inline void range_means(unsigned rows, unsigned columns, const T *x, 
 }
 
 #define RANGE_MEANS(T, NAME)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(ACROSS *DOWN) opara_reduction_range_means_##NAME(                     \
+    extern "C" __global__ void __launch_bounds__(SIDE *DEEP)   opara_reduction_range_means_##NAME(                     \
         unsigned rows, unsigned columns, const T *x, const uint2 *ranges, float *y) {                                  \
         range_means(rows, columns, x, ranges, y);                                                                      \
     }

@@ -26,7 +26,7 @@ impl Module for Activation {
 }
 
 /// `activation(x + bias)`. One launch on a GPU.
-pub(super) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
+pub(crate) fn bias_act(x: &Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let composed = || match bias {
         Some(bias) => activation.forward(&x.broadcast_add(bias)?),
         None => activation.forward(x),

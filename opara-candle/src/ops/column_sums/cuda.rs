@@ -2,7 +2,7 @@
 
 use candle::cuda_backend::CudaDType;
 use candle::{bail, CudaDevice, Result, Tensor, WithDType};
-use cudarc::driver::{CudaSlice, CudaView, DeviceRepr};
+use cudarc::driver::{CudaSlice, CudaView, DeviceRepr, LaunchConfig};
 
 use super::launch::{self, of_columns, Shares};
 use crate::activation::Activation;
@@ -16,19 +16,23 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Option<Tensor>> {
     for_kernel_float!(x.dtype(), sums_of(&x.contiguous()?, of)).transpose()
 }
 
+/// The shares of rows, the kernel and its launch. Threads have vectors of columns where operands begin at vectors and rows are whole ones.
+fn shares_of<T: WithDType>(rows: usize, columns: usize, begin_wide: bool) -> (Shares, String, LaunchConfig) {
+    let (name, wide) = (T::DTYPE.as_str(), wide(T::DTYPE));
+    match Shares::of_vectors(rows, columns, wide).filter(|_| begin_wide) {
+        Some(shares) => (shares, format!("wide_{name}"), shares.config_of_vectors(columns, wide)),
+        None => (Shares::of(rows), name.into(), Shares::of(rows).config(columns)),
+    }
+}
+
 fn sums_of<T: CudaDType + WithDType + DeviceRepr>(x: &Tensor, of: Rows) -> Result<Tensor> {
     let device = x.device().as_cuda_device()?;
-    let (rows, columns, wide) = (of.rows(), of.columns(), wide(T::DTYPE));
-    let of_vectors = if begin_wide([x])? { Shares::of_vectors(rows, columns, wide) } else { None };
-    let shares = of_vectors.unwrap_or_else(|| Shares::of(rows));
+    let (rows, columns) = (of.rows(), of.columns());
+    let (shares, variant, config) = shares_of::<T>(rows, columns, begin_wide([x])?);
     let sums = with_elements::<T, _, 1>([Some(x)], |[x]| {
         let Some(x) = &x else { bail!("sums without an operand") };
         written::<f32>(device, shares.count * columns, |sums| {
             let sums = sums.as_view_mut();
-            let (variant, config) = match of_vectors {
-                Some(_) => (format!("wide_{}", T::DTYPE.as_str()), shares.config_of_vectors(columns, wide)),
-                None => (T::DTYPE.as_str().into(), shares.config(columns)),
-            };
             let launch = launch::ColumnSums { rows, columns, share: shares.rows, shares: shares.count, x, sums };
             launch.launch(device, &variant, ptx::COLUMN_SUMS, config)
         })
@@ -74,7 +78,8 @@ fn gradient_of<T: CudaDType + WithDType + DeviceRepr>(
     of: Rows,
 ) -> Result<(Tensor, Tensor)> {
     let device = x.device().as_cuda_device()?;
-    let (rows, columns, shares) = (of.rows(), of.columns(), Shares::of(of.rows()));
+    let (rows, columns) = (of.rows(), of.columns());
+    let (shares, variant, config) = shares_of::<T>(rows, columns, begin_wide([x, gradient])?);
     let sums = written::<f32>(device, shares.count * columns, |_| Ok(()))?;
     let y = with_elements::<T, _, 2>([Some(x), Some(gradient)], |operands| {
         let [Some(x), Some(gradient)] = &operands else { bail!("an activation without an operand") };
@@ -90,7 +95,7 @@ fn gradient_of<T: CudaDType + WithDType + DeviceRepr>(
                 sums: &sums.as_view(),
                 y: y.as_view_mut(),
             }
-            .launch(device, T::DTYPE.as_str(), ptx::COLUMN_SUMS, shares.config(columns))
+            .launch(device, &variant, ptx::COLUMN_SUMS, config)
         })
     })?;
     let sums = totals::<T>(device, &sums.as_view(), 1, shares.count, columns)?;

@@ -22,8 +22,8 @@ kernels! {
     /// The gradient before an activation of `x`, and the sums of its columns, for each share of the rows.
     ActivationGradient<T> = "opara_elementwise_activation_gradient_" for [f16 bf16 f32] {
         rows: usize, columns: u32, share: u32, activation: i32, shares: grid [1],
-        x: in T [rows * columns],
-        gradient: in T [rows * columns],
+        x: vector in T [rows * columns],
+        gradient: vector in T [rows * columns],
         sums: cache f32 [shares * columns],
         y: out T [rows * columns],
     }

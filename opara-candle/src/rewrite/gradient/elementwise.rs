@@ -25,7 +25,13 @@ fn density(x: &Tensor) -> Result<Tensor> {
 
 pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
     let elements = step.elements()?;
-    if matches!(name, "relu" | "silu" | "gelu" | "gelu_erf") {
+    if name == "relu" {
+        // Of operators that one launch may compute with those beside them: 1 from 0 on, else 0.
+        let is_open = elements.operand(0)?.sign()?.affine(1., 0.5)?.sign()?.affine(0.5, 0.5)?;
+        let gradient = (&elements.gradient * is_open)?;
+        return step.give_of(&elements, 0, gradient);
+    }
+    if matches!(name, "silu" | "gelu" | "gelu_erf") {
         let gradient = activation_gradient(&elements.operand(0)?, &elements.gradient, activation_of(name)?)?;
         return step.give_of(&elements, 0, gradient);
     }
