@@ -99,7 +99,7 @@ pub struct Options {
     /// long, and slower if a short one comes at a time. A text's roundings depend on the number, not on the other prompts.
     pub parts: usize,
     /// Parts of prompts that are read together, at most, on a GPU where that does not change a text's bits, which an engine finds out when it is
-    /// made: one of each prompt that waits, not of [`parts`](Self::parts) alone, and then further ones of each.
+    /// made: one of each of the first prompts that wait, not of [`parts`](Self::parts) alone, and then further ones of each.
     pub most_parts: usize,
     /// Pages of [`PAGE`] tokens for all texts, at least as many as the longest one takes. Default: for that many texts
     /// of the longest context as there are slots. A model whose memory is not in pages has no use for it.
@@ -311,14 +311,18 @@ impl<M: TextModel> Engine<M> {
                 .map(|slot| Some(Row { slot, ahead: 0 }))
                 .collect();
         }
+        // A fixed number of parts is of as many prompts.
+        let beside = if self.graphs.reads_as_many_as_wait() { BESIDE.min(most) } else { most };
         let mut begun = Vec::new();
         let mut left = 0;
         for slot in waiting.into_iter().take(most) {
-            if begun.len() >= BESIDE && left >= most || !self.begin(slot) {
+            if begun.len() >= beside && left >= most || !self.begin(slot) {
                 break;
             }
             begun.push(slot);
-            left += self.parts_left(slot);
+            // Likelihoods of a prompt take the host as long as reading takes the device.
+            let is_scored = self.seats[slot].reading().is_some_and(|of| of.request.prompt_alternatives.is_some());
+            left += if is_scored { most.div_ceil(beside) } else { self.parts_left(slot) };
         }
         let rows = self.rows_of(&begun, most);
         let filled = if rows.is_empty() { 0 } else { self.graphs.rows_to_read(rows.len()) };

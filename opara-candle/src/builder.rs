@@ -178,7 +178,8 @@ impl Builder {
 
     /// Limit of a plan's device memory, beside weights, inputs and outputs, as a multiple of the peak of the module's own forward pass.
     /// A higher limit lets more branches run in parallel and more constants be folded. 1 or less uses as little memory as possible.
-    /// Default: 1.15. Of a training step it is a multiple of the memory that its launches need one after the other, and 1.025 by default.
+    /// Default: 1.15. Of an accurate training step it is a multiple of the memory that its launches need one after the other, and 1.025 by
+    /// default; constants take a sixteenth of that in addition, at most.
     pub fn memory_factor(mut self, factor: f64) -> Self {
         self.0.settings.memory_factor = Some(factor);
         self

@@ -108,7 +108,7 @@ pub fn cases(rows: usize, columns: usize) -> Result<Vec<Case>> {
     all.push(case("attention", [heads(0, 4, rows), heads(1, 4, columns), heads(2, 4, columns)], |t| {
         ops::attention(&t[0], &t[1], &t[2], None, 0.4)
     })?);
-    for (queries, keys) in [(4, 2), (4, 1), (8, 1)] {
+    for (queries, keys) in [(4, 2), (4, 1), (8, 2), (12, 3)] {
         let operands = [heads(0, queries, rows), heads(1, keys, columns), heads(2, keys, columns)];
         let name = format!("attention of {queries} heads that share {keys} behind a mask");
         all.push(case(&name, operands, move |t| {

@@ -1,10 +1,10 @@
-//! The graphs of a batch of slots: one reads parts of prompts, and one for each size of batch adds tokens.
+//! The graphs of a batch of slots: one for each number of parts reads prompts, and one for each size of batch adds tokens.
 
 use std::sync::Arc;
 
 use candle::{DType, Tensor};
 use opara_candle::ops::{self, Sampling};
-use opara_candle::{Builder, Report, StepExecutor, StepState};
+use opara_candle::{Builder, Mode, Report, StepExecutor, StepState};
 
 use super::error::Result;
 use super::parts::Parts;
@@ -82,10 +82,27 @@ impl<M: TextModel> Graphs<M> {
         rows_to_read(&self.rows, parts)
     }
 
-    /// Builds all graphs.
+    /// Does a graph read as many parts as wait, and not a fixed number?
+    pub fn reads_as_many_as_wait(&self) -> bool {
+        self.rows.len() > 1
+    }
+
+    /// Builds all graphs: steps first, since all texts wait for them. More parts than there is memory for are not read together.
     pub fn build(&mut self) -> Result<()> {
-        (0..self.rows.len()).try_for_each(|at| self.build_read(at))?;
-        (0..self.buckets.len()).try_for_each(|at| [false, true].into_iter().try_for_each(|is| self.build_step(at, is)))
+        (0..self.buckets.len())
+            .try_for_each(|at| [false, true].into_iter().try_for_each(|is| self.build_step(at, is)))?;
+        let is_graph = |read: &Option<StepExecutor<InSlots>>| {
+            read.as_ref().is_some_and(|read| read.report().mode() == Mode::Graph)
+        };
+        for at in 0..self.rows.len() {
+            self.build_read(at)?;
+            if at > 0 && is_graph(&self.reads[0]) && !is_graph(&self.reads[at]) {
+                self.rows.truncate(at);
+                self.reads.truncate(at);
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Reports of the graphs that are built: the reading one, and then the steps.
@@ -271,9 +288,13 @@ fn read_alike(model: &impl TextModel, in_slots: &InSlots, rows: &[usize]) -> Res
         Ok(model.read(&part, &memory)?.to_dtype(DType::F32)?.to_vec2()?)
     };
     let bits = |row: &[f32]| row.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
-    let are_alike = |count: usize| -> Result<bool> {
+    let mut alone = Vec::new();
+    let mut are_alike = |count: usize| -> Result<bool> {
         for (text, beside_others) in logits(0..count)?.iter().enumerate() {
-            if bits(&logits(text..text + 1)?[0]) != bits(beside_others) {
+            if text == alone.len() {
+                alone.push(bits(&logits(text..text + 1)?[0]));
+            }
+            if alone[text] != bits(beside_others) {
                 return Ok(false);
             }
         }

@@ -18,6 +18,8 @@ pub struct Settings {
     pub memory_factor: Option<f64>,
     /// The memory that the limit is a multiple of.
     pub least: Least,
+    /// Bytes that buffers may take whatever the factor says, as far as they fit into that.
+    pub most: Option<u64>,
     /// Bytes that constants may take in addition.
     pub constant_room: u64,
 }
@@ -27,24 +29,35 @@ pub struct Settings {
 pub enum Least {
     /// The peak of the recorded pass; 1.15 times that by default. Constants count.
     Recorded,
-    /// The tightest layout of the ops one after the other; 1.025 times that by default. Constants do not count.
+    /// The tightest layout of the ops one after the other; 1.025 times that by default. Constants take a sixteenth of it in addition, at most.
     Packed,
 }
 
 impl Settings {
-    /// The memory that buffers and constants may take.
+    /// The memory of buffers and constants, of which constants may take what buffers leave, or a sixteenth.
+    fn limit_of_constants(self, trace: &Trace) -> Option<u64> {
+        match self.least {
+            Least::Recorded => self.limit(trace),
+            Least::Packed => Some(memory::least(trace)),
+        }
+    }
+
+    /// The memory that buffers may take, of a recorded pass together with constants.
     fn limit(self, trace: &Trace) -> Option<u64> {
         let limit = match self.least {
-            Least::Recorded => trace.memory_limit(self.memory_factor.unwrap_or(1.15))?,
+            Least::Recorded => {
+                let limit = trace.memory_limit(self.memory_factor.unwrap_or(1.15))?;
+                limit.saturating_add(self.constant_room)
+            }
             Least::Packed => (memory::least(trace) as f64 * self.memory_factor.unwrap_or(1.025)) as u64,
         };
-        Some(limit.saturating_add(self.constant_room))
+        Some(limit.min(self.most.unwrap_or(u64::MAX)))
     }
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { fold_constants: true, memory_factor: None, least: Least::Recorded, constant_room: 0 }
+        Self { fold_constants: true, memory_factor: None, least: Least::Recorded, most: None, constant_room: 0 }
     }
 }
 
@@ -62,7 +75,7 @@ pub struct Analysed {
 /// Folds the ops that depend on no input, if the settings say so. Counts the time as stage `optimize`.
 pub fn fold(trace: &Trace, settings: Settings, stages: &mut StageTimes) -> Optimized {
     stages.time("optimize", || match settings.fold_constants {
-        true => Optimized::fold_within(trace, settings.limit(trace).unwrap_or(u64::MAX)),
+        true => Optimized::fold_within(trace, settings.limit_of_constants(trace).unwrap_or(u64::MAX)),
         false => Optimized::unchanged(trace),
     })
 }

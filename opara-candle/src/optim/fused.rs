@@ -172,7 +172,8 @@ impl<P: Params> Fused<P> {
         self.state.step(gradients, &[])
     }
 
-    /// The same. `ready` has variables in the order in which their gradients are computed.
+    /// The same by several launches, which may run beside the rest of a backward pass: `ready` has variables in the order in which their
+    /// gradients are computed.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_in_order(&self, gradients: &GradStore, ready: &[TensorId]) -> candle::Result<()> {
         self.state.step(gradients, ready)

@@ -300,8 +300,8 @@ impl State {
         }
         tick(&self.control, sums.as_ref())?;
         let mut pairs: Vec<_> = slots.into_iter().zip(&gradients).collect();
-        // The norm of all gradients is there last.
-        if sums.is_none() && !ready.is_empty() {
+        // The norm of all gradients is there last, and so are sums over batches.
+        if sums.is_none() && self.batches == 1 && !ready.is_empty() {
             let place: HashMap<_, _> = ready.iter().enumerate().map(|(place, id)| (*id, place)).collect();
             pairs.sort_by_key(|(slot, _)| place.get(&slot.variable.id()).copied().unwrap_or(usize::MAX));
             for group in groups(&pairs, |(_, gradient)| gradient.elem_count()) {
@@ -369,7 +369,10 @@ fn groups<T>(all: &[T], elements: impl Fn(&T) -> usize) -> impl Iterator<Item = 
 
 #[cfg(test)]
 mod tests {
-    use super::groups;
+    use candle::Device::Cpu;
+    use candle_nn::VarMap;
+
+    use super::*;
 
     #[test]
     fn groups_have_an_eighth_of_all_elements_or_are_worth_a_launch() {
@@ -378,5 +381,38 @@ mod tests {
         assert_eq!(of(&[10, 20, 30]), [3], "few elements are one launch");
         assert_eq!(of(&[1 << 20; 16]), [2; 8]);
         assert_eq!(of(&[1 << 24, 1 << 10, 1 << 10, 1 << 22, 5]), [1, 3, 1], "a large one is alone");
+    }
+    #[test]
+    fn updates_by_several_launches_are_those_of_one() -> Result<()> {
+        let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, is_decoupled: true };
+        let stepped = |in_order: bool| -> Result<Vec<(String, Vec<f32>)>> {
+            let (weights, names) = (VarMap::new(), ["a", "b", "c", "without a gradient"]);
+            let copies = MixedPrecision::new(&weights, DType::BF16);
+            let builder = copies.var_builder(&Cpu);
+            let mut variables = Vec::new();
+            for (at, name) in names.into_iter().enumerate() {
+                builder.get((1 << 10, 1 << 10), name)?;
+                let variable = weights.data().lock().expect("it is not poisoned")[name].clone();
+                let numbers = (0..1 << 20).map(|i| ((i * 31 + at * 7) % 257) as f32 / 64. - 2.);
+                variable.set(&Tensor::from_iter(numbers, &Cpu)?.reshape((1 << 10, 1 << 10))?)?;
+                variables.push((name.to_string(), variable));
+            }
+            let mut state = State::new(variables.clone(), rule, 0.01, 0.01)?;
+            state.average(0.75)?;
+            state.copy_to(&copies)?;
+            let ready: Vec<_> = variables[..3].iter().rev().map(|(_, variable)| variable.id()).collect();
+            for _ in 0..2 {
+                let squares = variables[..3].iter().map(|(_, variable)| variable.sqr()?.sum_all());
+                let loss = squares.reduce(|sum, of| sum? + of?).expect("there are variables")?;
+                state.step(&loss.backward()?, if in_order { &ready } else { &[] })?;
+            }
+            let copies = state.slots.iter().map(|slot| (slot.name.to_string(), slot.copy.clone().expect("it has one")));
+            let all = state.snapshot()?.into_iter().chain(copies);
+            all.map(|(name, of)| Ok((name, of.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?))).collect()
+        };
+        for ((name, got), (_, expected)) in stepped(true)?.into_iter().zip(stepped(false)?) {
+            assert!(got == expected, "{name}");
+        }
+        Ok(())
     }
 }

@@ -97,7 +97,10 @@ impl Builder {
         let errors = steps.prepare(batch)?;
         // A second pass would be a second step.
         let mut builder = if is_lifted { self.numerics(Numerics::Exact) } else { self }.recheck(0);
-        builder.0.settings.least = Least::Packed;
+        if is_lifted {
+            builder.0.settings.least = Least::Packed;
+            builder.0.settings.most = limit;
+        }
         let executor = is_on_gpu.then(|| build_within(&builder, &steps, batch, limit)).transpose()?;
         Ok(Trainer {
             optimizer: optimizer.clone(),

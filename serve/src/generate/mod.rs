@@ -9,7 +9,7 @@
 //! use opara_serve::generate::{Prompt, KvBudget, TextDecoder, Wanted, Writer};
 //!
 //! let decoder = TextDecoder::random(7)?; // or TextDecoder::open("model.gguf".as_ref())?
-//! let budget = KvBudget { sequences: 4, context: 256, bytes: None, models: 1, dtype: DType::F32 };
+//! let budget = KvBudget { sequences: 4, context: 256, bytes: None, parts: None, models: 1, dtype: DType::F32 };
 //! let engine = decoder.engine(budget, &Device::Cpu, None)?;
 //! let writer = Writer::start(vec![engine], decoder.text().clone(), 100, TextMetrics::default());
 //! let prompt = writer.encode(Prompt::Text("once upon".into()))?;

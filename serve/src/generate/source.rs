@@ -15,11 +15,11 @@ use super::{GenerateError, Result};
 /// Parts of prompts that are read together at most: texts that are written wait for that, and many prompts that wait are read fastest so.
 const MOST_PARTS: usize = 64;
 
-/// As many on a device with little memory.
+/// As many where there is little memory for pages.
 const LEAST_PARTS: usize = 16;
 
-/// The share of the memory for pages that the pages may take into which building graphs reads these parts. Their activations take about as much.
-const SHARE: u64 = 50;
+/// Building graphs reads these parts into pages of their own, which are at most the memory for pages by this number.
+const PAGES_BY_OWN: u64 = 50;
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
@@ -44,6 +44,9 @@ pub struct KvBudget {
     /// Bytes of keys and values of all texts. Default: as many as all of them need at their longest, or, if that is less, four fifths of what
     /// is free once the weights are loaded, divided by the number of models.
     pub bytes: Option<u64>,
+    /// Parts of prompts that a GPU reads together at most; texts that are written wait for that. Default: 64, or where there is little memory
+    /// for pages, down to 16.
+    pub parts: Option<usize>,
     /// Models that share the device.
     pub models: usize,
     /// Type of weights and activations. Quantised weights stay so on the CPU.
@@ -129,7 +132,7 @@ impl TextDecoder {
     /// A context that is longer than the model's, no room on the device for the weights and one text, fewer bytes for keys and values than
     /// one text needs, weights that do not fit, and what building an executor may fail with.
     pub fn engine(&self, budget: KvBudget, device: &Device, builder: Option<Builder>) -> Result<Engine<Decoder>> {
-        let KvBudget { sequences, context, bytes, dtype, .. } = budget;
+        let KvBudget { sequences, context, bytes, parts, dtype, .. } = budget;
         let model = match &self.weights {
             Weights::Gguf(file) => Decoder::load_gguf(file.clone(), dtype, device, 1, context)?,
             Weights::Checkpoint(checkpoint) => {
@@ -143,8 +146,9 @@ impl TextDecoder {
         let longest = model.pages().unwrap_or(0);
         let free = model.free_bytes()?;
         let of_part = model.page_bytes() * model.part().div_ceil(PAGE) as u64;
-        let room = bytes.or(free).unwrap_or(0);
-        let most_parts = ((room / SHARE / of_part.max(1)) as usize).clamp(LEAST_PARTS, MOST_PARTS);
+        let room = bytes.unwrap_or(u64::MAX).min(free.unwrap_or(0));
+        let fitting = ((room / PAGES_BY_OWN / of_part.max(1)) as usize).clamp(LEAST_PARTS, MOST_PARTS);
+        let most_parts = parts.unwrap_or(fitting);
         let options = Options { slots: sequences, most_parts, builder, ..Options::default() };
         let pages = match bytes {
             Some(bytes) => ((bytes / model.page_bytes()) as usize).saturating_sub(options.own_pages(&model)),
@@ -168,7 +172,7 @@ mod tests {
     fn bytes_say_how_many_pages_there_are() {
         let decoder = TextDecoder::random(3).expect("random weights");
         let engine = |bytes| {
-            let budget = KvBudget { sequences: 4, context: 256, bytes, models: 1, dtype: DType::F32 };
+            let budget = KvBudget { sequences: 4, context: 256, bytes, parts: None, models: 1, dtype: DType::F32 };
             decoder.engine(budget, &Device::Cpu, None)
         };
         let all = engine(None).expect("memory");

@@ -113,6 +113,12 @@ pub struct Settings {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cache_bytes: Option<u64>,
 
+    /// Parts of prompts, of 128 tokens, that a GPU reads together at most; texts that are written wait for that. Default: 64, or where there is
+    /// little memory for keys and values, down to 16.
+    #[arg(long)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_parts: Option<usize>,
+
     /// Rows that a batch of padded texts may have. Default: 1,2,4,8,16,32, and 1 on the CPU. Without this and --lengths, a GPU has texts of BERT's
     /// kin side by side, without padding.
     #[arg(long, value_delimiter = ',')]
@@ -328,6 +334,7 @@ impl Settings {
             sequences: self.sequences.unwrap_or(sequences),
             context: self.context.unwrap_or(limit.min(4_096)),
             bytes: self.cache_bytes,
+            parts: self.prompt_parts,
             models: self.model.len(),
             dtype: self.dtype(),
         }

@@ -1,6 +1,7 @@
 // Gradients of attention on warpgroups (sm_90a; Dao, "FlashAttention-2", 2023, Alg. 2). Weights are computed again from products of queries and
 // keys, and never stored. There are two kernels, so that each sum has one owner and a fixed order: a block of the first one has 64 queries
-// and goes through the keys, a block of the second one has 64 keys and goes through the queries. The first one also leaves what the
+// and goes through the keys, a block of the second one has 64 keys and goes through the queries. Where four heads of queries share keys, four
+// blocks do, which are a cluster and add in its order. The first one also leaves what the
 // weights of a query follow from: the logarithm of the sum of its exponentials, and the sum of its result times the result's gradient.
 //
 // Of a bias it is known beforehand which tiles of scores it hides, and to which it adds nothing: a kernel of its own has looked.
@@ -287,12 +288,14 @@ __device__ inline void of_queries(Scale scale, Tokens<T> q, Tokens<T> k, Tokens<
     write(out, scale.own, to, start, q.count, pitch, q.size);
 }
 
-// The same of the sums over the blocks of a cluster, in their order. A block writes some of the rows.
+// Writes the sums of rows that the blocks of a cluster keep, in the order of the blocks. A block writes some of the rows.
 template <unsigned SHARES, int COLUMNS, typename T>
 __device__ inline void write_sums(const float *sums, float factor, T *to, unsigned first, unsigned rows, size_t pitch, unsigned size) {
     constexpr unsigned OF_BLOCK = SIDE / SHARES, VECTORS = COLUMNS * 2;
     for (unsigned i = threadIdx.x; i < OF_BLOCK * VECTORS; i += THREADS) {
         const unsigned row = blockIdx.y % SHARES * OF_BLOCK + i / VECTORS, column = i % VECTORS * 4;
+        // Before the loads: what is loaded has to be stored before the cluster is left.
+        if (first + row >= rows || column >= size) continue;
         Vec<float, 4> sum{};
 #pragma unroll
         for (unsigned block = 0; block < SHARES; block++) {
@@ -300,7 +303,6 @@ __device__ inline void write_sums(const float *sums, float factor, T *to, unsign
 #pragma unroll
             for (int n = 0; n < 4; n++) sum.at[n] += own.at[n];
         }
-        if (first + row >= rows || column >= size) continue;
         Vec<T, 4> y;
 #pragma unroll
         for (int n = 0; n < 4; n++) y.at[n] = narrow<T>(sum.at[n] * factor);

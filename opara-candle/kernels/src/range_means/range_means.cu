@@ -19,7 +19,7 @@ __device__ inline void range_means(unsigned rows, unsigned columns, const T *x, 
 }
 
 #define RANGE_MEANS(T, NAME)                                                                                           \
-    extern "C" __global__ void __launch_bounds__(SIDE *DEEP)   opara_reduction_range_means_##NAME(                     \
+    extern "C" __global__ void __launch_bounds__(SIDE *DEEP) opara_reduction_range_means_##NAME(                     \
         unsigned rows, unsigned columns, const T *x, const uint2 *ranges, float *y) {                                  \
         range_means(rows, columns, x, ranges, y);                                                                      \
     }

@@ -20,6 +20,9 @@ const COUNTS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// Columns of a product at most: no layer has more, and trying algorithms for a vocabulary would take seconds.
 const MOST_COLUMNS: usize = 1 << 16;
 
+/// Parts whose products are compared at least: sums in another order differ in few of their elements.
+const COMPARED: usize = 8;
+
 /// Algorithms that are tried, of those that cuBLASLt proposes for the fewest parts and for the most.
 const ALGORITHMS: usize = 6;
 
@@ -79,7 +82,7 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
     };
     let trial = OnceCell::new();
     let ways = || {
-        let trial = trial.get_or_init(|| Trial { of, weight, rows: rows_of(&of, x, COUNTS[COUNTS.len() - 1]) });
+        let trial = trial.get_or_init(|| Trial { of, weight, rows: most_rows_of(&of, x) });
         let ways = trial.ways(device)?;
         Ok(if ways.is_empty() { vec![(Way::AsOthers, 1.)] } else { ways })
     };
@@ -90,13 +93,22 @@ pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Ten
         Way::Algorithm(algorithm, _) => {
             let shape = [&x.dims()[..x.rank() - 1], &[columns]].concat();
             let alike = || {
-                let trial = Trial { of, weight, rows: rows_of(&of, x, rows / PART) };
-                Ok(trial.like(device, algorithm, rows / PART)?.into_iter().map(|algorithm| (algorithm, 1.)).collect())
+                let trial = Trial { of, weight, rows: rows_of(&of, x, (rows / PART).max(COMPARED)) };
+                // Without memory for others there is the one that is known.
+                let alike = trial.like(device, algorithm, rows / PART).unwrap_or_else(|_| vec![algorithm]);
+                Ok(alike.into_iter().map(|algorithm| (algorithm, 1.)).collect())
             };
             let run = |algorithm| by_algorithm(Matmul { rows, ..of }, algorithm, x, weight, &shape);
             FASTEST.run(device, Matmul { rows, ..of }, alike, || Ok(algorithm), run).map(Some)
         }
     }
+}
+
+/// [`rows_of`] the most parts that there is memory for.
+fn most_rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
+    let mut all = COUNTS.iter().rev().map(|parts| rows_of(of, like, *parts));
+    let most = all.next().unwrap_or_else(|| candle::bail!("no number of parts"));
+    most.or_else(|error| all.find_map(Result::ok).ok_or(error))
 }
 
 /// Rows of `parts` parts, of various numbers: those of the first part, in further ones from another column on.
@@ -181,10 +193,19 @@ impl Trial<'_> {
 
     /// The algorithms of `count` parts with the bits of this one, which comes first.
     fn like(&self, device: &CudaDevice, algorithm: Algorithm, count: usize) -> Result<Vec<Algorithm>> {
-        let expected = self.product(algorithm, 0, count)?;
+        let all = count.max(COMPARED);
+        let expected = self.product(algorithm, 0, all)?;
         let mut alike = vec![algorithm];
         for other in cublaslt::algorithms(device, &Matmul { rows: count * PART, ..self.of }, ALGORITHMS)? {
-            let is_like = || -> Result<bool> { Ok(!differ(&self.product(other, 0, count)?, &expected)?) };
+            let is_like = || -> Result<bool> {
+                for first in (0..all).step_by(count) {
+                    let expected = expected.narrow(0, first * PART, count * PART)?;
+                    if differ(&self.product(other, first, count)?, &expected)? {
+                        return Ok(false);
+                    }
+                }
+                Ok(true)
+            };
             if other.name() != algorithm.name() && is_like().unwrap_or(false) {
                 alike.push(other);
             }
@@ -192,7 +213,7 @@ impl Trial<'_> {
         Ok(alike)
     }
 
-    /// What is measured: a part alone, for who asks for one text, weighs as much as many together, which take about as long as eight.
+    /// What is measured: the most parts, and a part alone eight times, for who asks for one text.
     fn run(&self, way: Way) -> Result<()> {
         let Way::Algorithm(algorithm, most) = way else { return Ok(()) };
         for count in [&[most][..], &[COUNTS[0]; 8]].concat() {

@@ -26,7 +26,8 @@ fn density(x: &Tensor) -> Result<Tensor> {
 pub(super) fn unary(step: &mut Step, name: &str) -> Result<()> {
     let elements = step.elements()?;
     if name == "relu" {
-        // Of operators that one launch may compute with those beside them: 1 from 0 on, else 0.
+        // Of operators that one launch computes with those beside them, where launches are fused: 1 from 0 on, and of NaN, whose loss is none;
+        // else 0.
         let is_open = elements.operand(0)?.sign()?.affine(1., 0.5)?.sign()?.affine(0.5, 0.5)?;
         let gradient = (&elements.gradient * is_open)?;
         return step.give_of(&elements, 0, gradient);
