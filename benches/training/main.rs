@@ -54,7 +54,7 @@ struct Args {
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     steps: Option<usize>,
 
-    /// Memory of a captured step at most, as a multiple of the memory that its launches need one after the other.
+    /// `Builder::memory_factor` of captured steps: of accurate ones a multiple of the memory that launches need one after the other.
     #[arg(long)]
     memory_factor: Option<f64>,
 

@@ -129,7 +129,8 @@ impl Default for Options {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(u64);
 
-/// Prompts that are read side by side, the first ones: more only where these do not fill the rows, since all of many would end late.
+/// Prompts that are read side by side: the first ones, and more only where these do not fill the rows. If many were read side by side, the first
+/// tokens of all would come late.
 const BESIDE: usize = 16;
 
 /// A row that the model reads: the part of a slot's prompt behind the next `ahead` tokens, which rows before it read.
@@ -311,7 +312,7 @@ impl<M: TextModel> Engine<M> {
                 .map(|slot| Some(Row { slot, ahead: 0 }))
                 .collect();
         }
-        // A fixed number of parts is of as many prompts.
+        // Where the number of parts is fixed, each is of another prompt.
         let beside = if self.graphs.reads_as_many_as_wait() { BESIDE.min(most) } else { most };
         let mut begun = Vec::new();
         let mut left = 0;

@@ -18,7 +18,7 @@ pub struct Settings {
     pub memory_factor: Option<f64>,
     /// The memory that the limit is a multiple of.
     pub least: Least,
-    /// Bytes that buffers may take whatever the factor says, as far as they fit into that.
+    /// Bytes that buffers may take at most, whatever the factor says. The tightest layout may need more.
     pub most: Option<u64>,
     /// Bytes that constants may take in addition.
     pub constant_room: u64,

@@ -344,6 +344,7 @@ impl State {
     }
 }
 
+/// Writes the copies of 16 bits of some variables.
 fn round_some<'a>(some: impl Iterator<Item = &'a Slot>) -> Result<()> {
     let pairs = some.filter_map(|slot| Some((slot.copy.as_ref()?, slot.variable.as_tensor())));
     round(&pairs.collect::<Vec<_>>())
@@ -382,6 +383,7 @@ mod tests {
         assert_eq!(of(&[1 << 20; 16]), [2; 8]);
         assert_eq!(of(&[1 << 24, 1 << 10, 1 << 10, 1 << 22, 5]), [1, 3, 1], "a large one is alone");
     }
+
     #[test]
     fn updates_by_several_launches_are_those_of_one() -> Result<()> {
         let rule = Rule::Adam { beta1: 0.9, beta2: 0.999, eps: 1e-8, is_decoupled: true };

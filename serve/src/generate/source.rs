@@ -12,14 +12,14 @@ use opara_weights::Checkpoint;
 
 use super::{GenerateError, Result};
 
-/// Parts of prompts that are read together at most: texts that are written wait for that, and many prompts that wait are read fastest so.
+/// Parts of prompts that are read together at most. More are read faster, and hold up texts that are written for longer.
 const MOST_PARTS: usize = 64;
 
-/// As many where there is little memory for pages.
+/// The least number that is chosen where there is little memory for pages.
 const LEAST_PARTS: usize = 16;
 
-/// Building graphs reads these parts into pages of their own, which are at most the memory for pages by this number.
-const PAGES_BY_OWN: u64 = 50;
+/// Building graphs reads parts into pages of its own. These take at most this part of the memory for pages: one in 50.
+const OWN_PAGES_ONE_IN: u64 = 50;
 
 enum Weights {
     Checkpoint(Box<Checkpoint>),
@@ -147,7 +147,7 @@ impl TextDecoder {
         let free = model.free_bytes()?;
         let of_part = model.page_bytes() * model.part().div_ceil(PAGE) as u64;
         let room = bytes.unwrap_or(u64::MAX).min(free.unwrap_or(0));
-        let fitting = ((room / PAGES_BY_OWN / of_part.max(1)) as usize).clamp(LEAST_PARTS, MOST_PARTS);
+        let fitting = ((room / OWN_PAGES_ONE_IN / of_part.max(1)) as usize).clamp(LEAST_PARTS, MOST_PARTS);
         let most_parts = parts.unwrap_or(fitting);
         let options = Options { slots: sequences, most_parts, builder, ..Options::default() };
         let pages = match bytes {

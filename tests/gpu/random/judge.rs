@@ -314,8 +314,6 @@ impl Random {
             ("a large mean", _) if self.said().contains("relu6") => 4.,
             // Rows of a large mean share most roundings of their products, so that scores have few errors of their own.
             ("a large mean", _) if self.said().contains("attention") => 2.,
-            // Rows that are copies of one another share all roundings, and each counts.
-            ("rows of zeros" | "tokens alike" | "pairs alike", _) if self.said().contains("attention") => 1.25,
             // A gate is the exponential of its sum where that is far below zero, and shows each of the sum's bits: as below.
             ("large", DType::F32) if self.said().contains("squeeze") => 2.,
             // Where sums cancel, products of f32 show the two bits that three products of TF32 leave out.

@@ -294,7 +294,7 @@ __device__ inline void write_sums(const float *sums, float factor, T *to, unsign
     constexpr unsigned OF_BLOCK = SIDE / SHARES, VECTORS = COLUMNS * 2;
     for (unsigned i = threadIdx.x; i < OF_BLOCK * VECTORS; i += THREADS) {
         const unsigned row = blockIdx.y % SHARES * OF_BLOCK + i / VECTORS, column = i % VECTORS * 4;
-        // Before the loads: what is loaded has to be stored before the cluster is left.
+        // Threads skip such rows before they load: a thread stores each number that it loads, and so waits for it, before it leaves the cluster.
         if (first + row >= rows || column >= size) continue;
         Vec<float, 4> sum{};
 #pragma unroll

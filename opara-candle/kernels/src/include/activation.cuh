@@ -23,8 +23,8 @@ template <int ACTIVATION, typename S> __device__ inline S activate(S x) {
     return x;
 }
 
-// What x is multiplied by in a smooth activation, 1 / (1 + exp(-z)). Its error is at most 3e-5 of it, and a result of 16 bits rounds by more;
-// of GELU below -5.7 the gate and its error are less than 1e-8.
+// The gate of a smooth activation, 1 / (1 + exp(-z)): the activation is x times its gate. The gate's relative error is at most 3e-5, and a
+// result of 16 bits rounds by more. GELU's gate is less than 1e-8 below -5.7, and so is its error.
 template <int ACTIVATION> __device__ inline float quick_gate(float x) {
     const float square = x * x;
     float z = x;

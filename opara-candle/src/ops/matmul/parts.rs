@@ -57,7 +57,8 @@ static WAYS: Choices<Matmul, Way> = Choices::new("product of parts");
 /// For each product of a number of parts.
 static FASTEST: Choices<Matmul, Algorithm> = Choices::new("product of a number of parts");
 
-/// `x * weightᵀ` of a number of parts of [`COUNTS`]; `None` for other operands, and where no algorithm gives so many parts the bits of one.
+/// `x * weightᵀ` where `x` has as many parts as a number of [`COUNTS`] says. `None` for other operands, and where no algorithm gives these
+/// parts the bits that each has alone.
 pub(in crate::ops) fn in_parts(x: &Tensor, weight: &Tensor) -> Result<Option<Tensor>> {
     let (columns, inner) = weight.dims2()?;
     let rows = x.elem_count() / inner.max(1);
@@ -111,7 +112,7 @@ fn most_rows_of(of: &Matmul, like: &Tensor) -> Result<Tensor> {
     most.or_else(|error| all.find_map(Result::ok).ok_or(error))
 }
 
-/// Rows of `parts` parts, of various numbers: those of the first part, in further ones from another column on.
+/// Rows of `parts` parts for a trial. The first part has various numbers. Each further part has the same numbers, rotated by some columns.
 fn rows_of(of: &Matmul, like: &Tensor, parts: usize) -> Result<Tensor> {
     let number = |at: u32| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.;
     let numbers = (0..(PART * of.inner) as u32).map(number);
@@ -144,7 +145,8 @@ impl Trial<'_> {
         by_algorithm(of, algorithm, &rows.narrow(0, first * PART, of.rows)?, self.weight, &[of.rows, of.columns])
     }
 
-    /// Those that give each part the same bits, whatever their number, or if there are none, up to half of the most, and so on.
+    /// The algorithms that give a part the same bits beside any number of others. If there are none for the most parts, those for half as many,
+    /// and so on.
     fn ways(&self, device: &CudaDevice) -> Result<Vec<(Way, f64)>> {
         for counts in (2..=COUNTS.len()).rev().map(|of| &COUNTS[..of]) {
             let (mut known, most) = (Vec::<Algorithm>::new(), counts[counts.len() - 1]);
@@ -213,7 +215,7 @@ impl Trial<'_> {
         Ok(alike)
     }
 
-    /// What is measured: the most parts, and a part alone eight times, for who asks for one text.
+    /// Runs an algorithm for its time: on the most parts once, and on one part eight times, since a request may come alone.
     fn run(&self, way: Way) -> Result<()> {
         let Way::Algorithm(algorithm, most) = way else { return Ok(()) };
         for count in [&[most][..], &[COUNTS[0]; 8]].concat() {
