@@ -229,6 +229,17 @@ __device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbe
     add_products<Products::RESTS>(out.at, weights.at, values);
 }
 
+// e to the difference of two scores, in units of the scale: 2 to its product with `bits`, the number of bits of such a unit. Of f32 the
+// rounding of that product would be the error of small weights, e^-24 by 14 roundings of its own; the rest mends it, and `rest_of_bits` is what
+// `bits` itself left out. Differences with weights that vanish have none, since it is NaN beside an infinity.
+template <bool IS_F32> __device__ inline float weight_of(float difference, float bits, float rest_of_bits) {
+    constexpr float LN2 = 0.693147182f, VANISHES = -126;
+    const float exponent = difference * bits, weight = exp2_approx(exponent);
+    if constexpr (!IS_F32) return weight;
+    const float rest = fmaf(difference, rest_of_bits, fmaf(difference, bits, -exponent));
+    return exponent > VANISHES ? fmaf(weight, LN2 * rest, weight) : weight;
+}
+
 // Returns a bit mask of this lane's two queries that must be recomputed without tensor cores: their operands cannot be
 // split, a hidden score is infinite or NaN, or a sum of values overflows before it is divided by the sum of the weights.
 template <int DIM, bool IN_F32, bool IS_RANGED, typename T, typename B>
@@ -271,7 +282,8 @@ __device__ inline unsigned attention(const uint2 *ranges, float scale, unsigned 
     constexpr bool IS_F32 = sizeof(T) == 4;
     const float of_scores = scale * LOG2E, unit = 1 / scale, most = 3e38f / fmaxf(of_scores, 1);
     const bool bias_behind = bias && (IS_F32 || IN_F32 || cap || does >= REPLACES);
-    const float in_bits = bias_behind || cap ? LOG2E : of_scores;
+    const double exact_bits = IS_F32 ? 1.4426950408889634 * (bias_behind || cap ? 1 : scale) : 0;
+    const float in_bits = bias_behind || cap ? LOG2E : of_scores, rest_of_bits = exact_bits - in_bits;
     constexpr int COLUMNS = WIDTH<DIM, T> / 8;
     float out[COLUMNS][4] = {}, largest[2] = {-INFINITY, -INFINITY}, sum[2] = {}, highest[2] = {-INFINITY, -INFINITY};
     for (unsigned start = begin, stage = 0; start < end; start += AT_ONCE, stage ^= 1) {
@@ -326,13 +338,13 @@ __device__ inline unsigned attention(const uint2 *ranges, float scale, unsigned 
         for (int r = 0; r < 2; r++) {
             largest[r] = warp_reduce<Max>(largest[r], 4);
             // If all scores of a row so far are masked, use 0 as the base, so that no inf - inf makes NaN.
-            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = exp2_approx((before[r] - base) * in_bits);
+            const float base = largest[r] == -INFINITY ? 0 : largest[r], correction = weight_of<IS_F32>(before[r] - base, in_bits, rest_of_bits);
             // Of this tile alone: a sum of all weights one after the other would round as often as there are keys.
             float weights = 0;
 #pragma unroll
             for (int n = 0; n < AT_ONCE / 8; n++)
                 for (int i = 2 * r; i < 2 * r + 2; i++)
-                    weights += score[n][i] = exp2_approx((score[n][i] - base) * in_bits);
+                    weights += score[n][i] = weight_of<IS_F32>(score[n][i] - base, in_bits, rest_of_bits);
             sum[r] = fmaf(sum[r], correction, weights);
             may_be_alone[r] = weights >= 1 && sum[r] < ALONE;
 #pragma unroll

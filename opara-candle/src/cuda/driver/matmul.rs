@@ -32,6 +32,12 @@ impl Matmul {
         const MANY: usize = 2048;
         self.rows.div_ceil(TILE).saturating_mul(self.columns.div_ceil(TILE)) >= MANY
     }
+
+    /// Do its multiplications take no time beside its launch? Then products that leave out bits of f32 gain nothing.
+    pub fn is_tiny(&self) -> bool {
+        const FEW: usize = 1 << 19;
+        self.rows.saturating_mul(self.columns).saturating_mul(self.inner) <= FEW
+    }
 }
 
 /// `factor * x * weight + bias + to` of contiguous row-major matrices, in one call.

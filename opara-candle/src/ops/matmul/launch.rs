@@ -41,9 +41,9 @@ impl Tile {
         Self { warpgroups: 2, splits: 2 },
     ];
 
-    /// May it be the fastest one for a matmul? The inner dimension is split to have enough blocks.
+    /// May it be the fastest one for a matmul, by enough to leave out bits? The inner dimension is split to have enough blocks.
     pub fn suits(self, of: &Matmul) -> bool {
-        self.splits == 1 || !of.is_large()
+        !of.is_tiny() && (self.splits == 1 || !of.is_large())
     }
 
     /// Rows of the output.
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn large_matmuls_are_not_split() {
+    fn large_matmuls_are_not_split_and_tiny_ones_keep_all_bits() {
         let of = |rows: usize| Matmul {
             dtype: DType::F32,
             precision: ProductPrecision::High,
@@ -177,7 +177,7 @@ mod tests {
             activation: Activation::None,
         };
         let suiting = |rows: usize| Tile::ALL.into_iter().filter(|tile| tile.suits(&of(rows))).count();
-        assert_eq!([255 * 64, 255 * 64 + 1, 256 * 64].map(suiting), [6, 2, 2]);
+        assert_eq!([1, 2, 255 * 64, 255 * 64 + 1, 256 * 64].map(suiting), [0, 6, 6, 2, 2]);
     }
 
     #[test]
