@@ -303,7 +303,9 @@ impl Random {
         // Rows whose keys are all hidden by an infinity have none.
         let has_hidden = has(&["-inf"]) && ["none counts", "few"].contains(&kind);
         let has_nan = ["a NaN", "an infinity"].contains(&kind) || has(&["without a maximum"]) || has_none || has_hidden;
-        !(loses_nan && has_nan)
+        // candle sums in f16: 64 squares of 50 are more than the largest number, and the norm of such rows is 0.
+        let overflows = self.dtype == DType::F16 && kind == "a large mean" && has(&["rms norm, spelled"]);
+        !(loses_nan && has_nan || overflows)
     }
 
     /// How many times the errors may be what they are by rule.

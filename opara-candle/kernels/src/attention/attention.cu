@@ -229,9 +229,9 @@ __device__ __noinline__ void add_lone_values(Numbers<D, float> &out, const Numbe
     add_products<Products::RESTS>(out.at, weights.at, values);
 }
 
-// e to the difference of two scores, in units of the scale: 2 to its product with `bits`, the number of bits of such a unit. Of f32 the
-// rounding of that product would be the error of small weights, e^-24 by 14 roundings of its own; the rest mends it, and `rest_of_bits` is what
-// `bits` itself left out. Differences with weights that vanish have none, since it is NaN beside an infinity.
+// The weight of a key, 2 to the product of `difference`, its score less the largest one, and `bits`. In f32 the rounding of that product
+// would be most of the error of a small weight: 14 roundings of e^-24. So the weight is multiplied by 2 to the rest: what the product left out,
+// and what `bits` had left out before, `rest_of_bits`. A weight of 0 has no rest, since that of an infinite difference is NaN.
 template <bool IS_F32> __device__ inline float weight_of(float difference, float bits, float rest_of_bits) {
     constexpr float LN2 = 0.693147182f, VANISHES = -126;
     const float exponent = difference * bits, weight = exp2_approx(exponent);
