@@ -6,14 +6,13 @@ use candle::{DType, Device, Result, Tensor};
 const LEAST: f64 = 1e-3;
 
 /// Errors of candle's results and of an executor's, in roundings.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Errors {
     squares: [f64; 2],
     most: [f64; 2],
     numbers: f64,
-    /// Of each input with any error the logarithm of the root of its mean square, added up.
-    logarithms: [f64; 2],
-    inputs: f64,
+    /// Of each input the root of the mean square.
+    of_inputs: Vec<[f64; 2]>,
     /// Where the executor's largest error is, with the result in double precision, candle's and its own.
     worst: (usize, [f64; 3]),
 }
@@ -60,24 +59,21 @@ impl Errors {
             }
         }
         let rms = errors.rms();
-        if rms != [0.; 2] {
-            errors.logarithms = rms.map(|rms| rms.max(LEAST).ln());
-            errors.inputs = 1.;
-        }
+        errors.of_inputs = vec![rms];
         let is_told = numbers > 0. && rms[0] * unit(dtype) < 1. / 16.;
         Ok(Ok(if is_told { errors } else { Self::default() }))
     }
 
     /// Both.
-    pub fn and(self, other: Self) -> Self {
+    pub fn and(&self, other: &Self) -> Self {
         let each =
-            |of: fn(&Self) -> [f64; 2], join: fn(f64, f64) -> f64| [0, 1].map(|at| join(of(&self)[at], of(&other)[at]));
+            |of: fn(&Self) -> [f64; 2], join: fn(f64, f64) -> f64| [0, 1].map(|at| join(of(self)[at], of(other)[at]));
+        let of_inputs = [&self.of_inputs[..], &other.of_inputs].concat();
         Self {
+            of_inputs,
             squares: each(|of| of.squares, |a, b| a + b),
             most: each(|of| of.most, f64::max),
             numbers: self.numbers + other.numbers,
-            logarithms: each(|of| of.logarithms, |a, b| a + b),
-            inputs: self.inputs + other.inputs,
             worst: if other.most[1] > self.most[1] { other.worst } else { self.worst },
         }
     }
@@ -86,9 +82,15 @@ impl Errors {
         self.squares.map(|squares| (squares / self.numbers.max(1.)).sqrt())
     }
 
-    /// The geometric mean of inputs with errors.
-    fn typical(&self) -> [f64; 2] {
-        self.logarithms.map(|logarithms| (logarithms / self.inputs.max(1.)).exp())
+    /// Are the executor's errors above this limit for candle's on most inputs, and not by the luck of some? The mean of the logarithms of what
+    /// they are times the limit is above zero by twice its standard error.
+    fn is_typically_above(&self, limit: impl Fn(f64) -> f64) -> bool {
+        let count = self.of_inputs.len() as f64;
+        let above = |[candle, own]: &[f64; 2]| (own.max(LEAST) / limit(*candle)).ln();
+        let mean = self.of_inputs.iter().map(above).sum::<f64>() / count;
+        let squares = self.of_inputs.iter().map(|of| (above(of) - mean).powi(2)).sum::<f64>();
+        let standard_error = (squares / (count - 1.).max(1.) / count).sqrt();
+        mean > 2. * standard_error
     }
 
     /// Is there any error to judge?
@@ -110,21 +112,15 @@ impl Errors {
 
     /// Why the executor's results are less accurate than candle's, by more than other inputs explain, `room` times. Candle's errors count as
     /// `least` at least: the root of their mean square, and the largest. Where results rest on exponentials of large scores, errors of inputs
-    /// differ by a hundred times, and the largest ones decide the mean of all squares. So that may be twice as large, if the geometric mean of
-    /// inputs is not: less accurate operators are so on most inputs.
+    /// differ by a hundred times, and the largest ones decide the mean of all squares. So that may be twice as large, where errors are not
+    /// too large on most inputs: less accurate operators are so on most.
     pub fn reason(&self, room: f64, least: [f64; 2]) -> Option<String> {
         let ([candle, own], [candles_most, most]) = (self.rms(), self.most);
         let (candle, candles_most) = (candle.max(least[0]), candles_most.max(least[1]));
-        let [candles_typical, typical] = self.typical();
         let limit = |candle: f64| room * (1.3 * candle.max(least[0]) + 0.3);
-        let is_typical = typical > limit(candles_typical);
-        let is_wrong = own > limit(candle) && (is_typical || own > 2. * limit(candle));
-        (is_wrong || most > limit_of_most(room, candles_most)).then(|| {
-            format!(
-                "{own:.3} roundings, {typical:.3} on most inputs, at most {most:.2}; candle's {candle:.3}, {candles_typical:.3}, at most \
-                 {candles_most:.2}"
-            )
-        })
+        let is_wrong = own > limit(candle) && (own > 2. * limit(candle) || self.is_typically_above(limit));
+        (is_wrong || most > limit_of_most(room, candles_most))
+            .then(|| format!("{own:.3} roundings, at most {most:.2}; candle's {candle:.3}, at most {candles_most:.2}"))
     }
 }
 
@@ -144,4 +140,34 @@ pub fn unit(dtype: DType) -> f64 {
 
 fn numbers(x: &Tensor) -> Result<Vec<f64>> {
     x.to_device(&Device::Cpu)?.to_dtype(DType::F64)?.flatten_all()?.to_vec1()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Errors of one number on each input: candle's, and an executor's.
+    fn of(inputs: impl IntoIterator<Item = [f64; 2]>) -> Result<Errors> {
+        let mut all = Errors::default();
+        for [candle, own] in inputs {
+            let number = |roundings: f64| Tensor::new(1. + roundings * unit(DType::F32), &Device::Cpu);
+            let of = Errors::of(DType::F32, false, [&number(0.)?, &number(candle)?, &number(own)?])?;
+            all = all.and(&of.expect("all are finite"));
+        }
+        Ok(all)
+    }
+
+    #[test]
+    fn errors_count_that_are_larger_on_most_inputs() -> Result<()> {
+        let fails = |errors: Errors| errors.reason(1., [0.; 2]).is_some();
+        assert!(fails(of((1..=16).map(|at| [1. + 0.1 * f64::from(at), 4.]))?), "twice as large on each");
+        assert!(!fails(of((1..=16).map(|at| [1. + 0.1 * f64::from(at), 2.]))?), "as large");
+        let (small, large) = ([1., 1.2], [12., 24.]);
+        assert!(!fails(of([large].into_iter().chain([small; 15]))?), "one rounding that decides");
+        assert!(fails(of([[12., 48.]].into_iter().chain([small; 15]))?), "larger than any of candle's");
+        assert!(fails(of([[1., 4.]])?), "there is no other input");
+        let spread = (0..16).map(|at| if at % 4 == 0 { [2., 14.] } else { [8., 8.] });
+        assert!(!fails(of(spread)?), "within the spread of inputs");
+        Ok(())
+    }
 }

@@ -85,7 +85,7 @@ impl Verdicts {
                         self.fail(module, kinds[*of], &format!("{} bits are not eager execution's", other.wrong));
                     }
                     match other.errors(module)? {
-                        Ok(other) => *errors = errors.and(other),
+                        Ok(other) => *errors = errors.and(&other),
                         Err(reason) => self.fail(module, kinds[*of], &reason),
                     }
                 }
@@ -104,7 +104,7 @@ impl Verdicts {
                 let on_others =
                     || errors.reason(room, least[*of]).map(|of| format!("on {INPUTS_OF_DOUBT} other inputs {of}"));
                 let reason = match errors.tells() {
-                    true => on_others().or_else(|| first.and(errors).extreme(2. * room, least[*of])),
+                    true => on_others().or_else(|| first.and(&errors).extreme(2. * room, least[*of])),
                     false => first.reason(room, least[*of]),
                 };
                 if let Some(reason) = reason {
@@ -322,10 +322,19 @@ impl Random {
             // Equal terms round alike at each step of a sum. A sum of four parts has a fourth of the error of one that adds 70 terms one
             // after the other, and cuBLAS has both, by the layout of the operands.
             ("tokens alike" | "pairs alike", DType::F32) if self.said().contains("attention") => 2.,
+            // Half of a number that has one bit left lies between two others, and `x * (1 + tanh(x)) / 2` is a little above it. Rounded once, all
+            // such numbers go up, by a quarter of that bit on average. candle computes in 16 bits, where it is half, which goes either way.
+            // Means of tokens show that.
+            ("denormal", DType::F16 | DType::BF16) if self.halves() => 3.,
             // Where sums cancel, products of f32 show the two bits that three products of TF32 leave out.
             ("few" | "a large mean", DType::F32) => 2.,
             _ => 1.,
         }
+    }
+
+    /// Whether it has activations that are half of small numbers.
+    fn halves(&self) -> bool {
+        self.said().split(", ").any(|name| ["gelu", "gelu_erf", "silu", "swish"].contains(&name))
     }
 
     /// The kind of the inputs that it is asked for, one after the other.
