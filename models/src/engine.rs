@@ -133,6 +133,10 @@ pub struct Id(u64);
 /// tokens of all would come late.
 const BESIDE: usize = 16;
 
+/// Readings one after another, at most, while texts that write wait: where many prompts came together, all of their texts begin to write
+/// together then, and wait once, not once for each reading.
+const READINGS: usize = 4;
+
 /// A row that the model reads: the part of a slot's prompt behind the next `ahead` tokens, which rows before it read.
 #[derive(Clone, Copy)]
 struct Row {
@@ -195,6 +199,11 @@ impl<M: TextModel> Engine<M> {
         self.seats.len() - self.live()
     }
 
+    /// Parts of prompts that are read together at most.
+    pub fn read_together(&self) -> usize {
+        self.graphs.most_read()
+    }
+
     /// Reports of the graphs that were built: of the one that reads prompts, and then of steps, of few slots first.
     pub fn reports(&self) -> Vec<Report> {
         self.graphs.reports().collect()
@@ -237,7 +246,8 @@ impl<M: TextModel> Engine<M> {
     }
 
     /// Reads a part of one prompt, of [several](Options::parts), or [several parts](Options::most_parts), if there are any to read, and adds
-    /// tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. It ends before that if
+    /// tokens to all other texts: one each while prompts are read, else as many as the first one to end needs. Where many prompts wait beside
+    /// the texts that write, it reads up to four times before. It ends before that if
     /// `returns` says so, for a request that waits or for a text to cancel: after each token it is told how many slots are free.
     ///
     /// # Errors
@@ -267,10 +277,23 @@ impl<M: TextModel> Engine<M> {
         self.dismiss();
         self.bring_back()?;
         self.close_up()?;
-        self.read()?;
-        // Told of first tokens, and not obeyed: texts that write shall not wait until all prompts are read.
-        returns(self.free());
+        for _ in 0..READINGS {
+            self.read()?;
+            // Told of first tokens, and not obeyed: texts that write shall not wait until all prompts are read.
+            returns(self.free());
+            if !self.reads_on() {
+                break;
+            }
+        }
         self.write(returns)
+    }
+
+    /// Do so many prompts wait that they are read before texts write? They fill half of the rows, and are a quarter of the texts that write.
+    fn reads_on(&self) -> bool {
+        let most = self.graphs.most_read();
+        let waiting = self.seats.iter().filter(|seat| seat.reading().is_some()).count();
+        let writing = self.seats.iter().filter(|seat| seat.writing().is_some()).count();
+        most >= BESIDE && 2 * waiting >= most && 4 * waiting >= writing
     }
 
     /// Frees the slots of prompts whose listeners are gone.

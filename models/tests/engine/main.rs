@@ -368,3 +368,30 @@ fn steps_tell_how_many_slots_are_free() {
         assert_eq!(told.last(), Some(&3));
     }
 }
+
+#[test]
+fn prompts_that_came_together_are_read_before_their_texts_write() {
+    let mut engine = engine(&model(), Options { slots: 64, parts: 16, ..Options::default() });
+    let mut add = |engine: &mut Engine<Decoder>, prompt: Vec<u32>| {
+        let (kept, text) = Kept::new(usize::MAX);
+        engine.add(Request { prompt, most: 5, ..Request::default() }, kept).expect("a slot is free");
+        text
+    };
+    let count = |text: &Arc<Mutex<Text>>| text.lock().expect("no panic").tokens.len();
+    let texts: Vec<_> = (0..64).map(|text| add(&mut engine, vec![3, 1 + text])).collect();
+    let together = |_| {
+        let counts = || texts.iter().map(count);
+        assert!(counts().max() < Some(2) || counts().min() > Some(0), "{:?}", counts().collect::<Vec<_>>());
+        false
+    };
+    engine.step(together).expect("it runs");
+    assert!(texts.iter().all(|text| count(text) > 1), "sixteen were read four times");
+    while engine.live() > 0 {
+        engine.step(together).expect("it runs");
+    }
+    // A few do not keep others waiting.
+    let texts: Vec<_> = (0..20).map(|text| add(&mut engine, vec![4, 1 + text])).collect();
+    engine.step(|_| true).expect("it runs");
+    let counts: Vec<usize> = texts.iter().map(count).collect();
+    assert!(counts[..16].iter().all(|count| *count > 1) && counts[16..] == [0; 4], "{counts:?}");
+}

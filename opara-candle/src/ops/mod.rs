@@ -161,7 +161,7 @@ pub(crate) use lacks::lacks;
 pub(crate) use log_softmax::{log_softmax_at, log_softmax_at_backward};
 pub use matmul::{linear, linear_act, linear_packed, matmul, PackedWeight};
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use matmul::{linear_in, product_sum};
+pub(crate) use matmul::{linear_in, product_sum, scaled_product};
 pub use moe::{moe, top_k};
 pub use opara_plan::rewrite::ProductPrecision;
 

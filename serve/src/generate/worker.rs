@@ -12,7 +12,8 @@ use crate::batch::{EngineError, Error};
 /// Writes texts until the writer has drained or the engine's device is lost.
 pub(super) fn run(shared: &Shared, engine: &mut Engine<Decoder>, worker: usize) {
     let (mut ends, mut held) = (Ends::new(), 0);
-    while let Some(joining) = shared.take(engine.free(), engine.live() == 0) {
+    let together = engine.read_together();
+    while let Some(joining) = shared.take(engine.free(), (engine.live() == 0).then_some(together)) {
         let result = catch_unwind(AssertUnwindSafe(|| {
             joining.into_iter().try_for_each(|waiting| add(engine, waiting))?;
             let before = engine.live();

@@ -14,9 +14,11 @@ use crate::common::differing;
 /// that decide, where shares of nearly alike keys change places. So of it only the largest error counts, with twice the room.
 const INPUTS_OF_DOUBT: u64 = 16;
 
-/// Results that differ by no more than this part of their size, or by a rounding, are one result: their errors are nearly the same, and say
-/// no more together. So it is where all of an input vanishes, in zeros or beside a norm's epsilon or a bias.
+/// Results that differ by no more than this part of their size, or by so many roundings, are one result: their errors are nearly the same, and
+/// say no more together. So it is where all of an input vanishes, in zeros or beside a norm's epsilon or a bias: what is added on the way may be
+/// some times as large as the result.
 const ALIKE: f64 = 1e-6;
+const ALIKE_ROUNDINGS: f64 = 4.;
 
 /// What was found wrong, and how much was judged.
 #[derive(Default)]
@@ -252,11 +254,11 @@ impl Group<'_> {
     }
 }
 
-/// Are two results one, but for what a rounding hides?
+/// Are two results one, but for what roundings hide?
 fn are_alike(one: &Tensor, other: &Tensor, dtype: DType) -> Result<bool> {
     let size = one.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
-    let apart = (one - other)?.abs()?.flatten_all()?.max(0)?.to_scalar::<f64>()?;
-    Ok(apart <= ALIKE.max(unit(dtype)) * size)
+    let apart = (one - other)?.sqr()?.mean_all()?.sqrt()?.to_scalar::<f64>()?;
+    Ok(apart <= ALIKE.max(ALIKE_ROUNDINGS * unit(dtype)) * size)
 }
 
 /// Prints the errors of a module that fails, as it was built: on plain inputs, on its own, and then without one rule more each time. The rule

@@ -102,7 +102,7 @@ impl Descriptors {
             (true, Activation::Relu) => CUBLASLT_EPILOGUE_RELU_BIAS,
             (_, activation) => bail!("cuBLASLt cannot fuse {activation:?} into a matmul"),
         };
-        let operation = operation(sums, epilogue, true, of.bias.then_some(bias))?;
+        let operation = operation(sums, epilogue, [true, false], of.bias.then_some(bias))?;
         let layout = |rows, columns| layout(of.dtype, rows, columns);
         let (weight, x) = (layout(of.inner, of.columns)?, layout(of.inner, of.rows)?);
         Ok(Self { operation, weight, x, y: layout(of.columns, of.rows)? })
@@ -111,28 +111,35 @@ impl Descriptors {
     /// The same with a summand.
     fn of_sum(of: &ProductSum, bias: u64) -> Result<Self> {
         let epilogue = if of.has_bias { CUBLASLT_EPILOGUE_BIAS } else { CUBLASLT_EPILOGUE_DEFAULT };
-        let operation = operation(CUBLAS_COMPUTE_32F, epilogue, of.is_by_rows, of.has_bias.then_some(bias))?;
+        let are_turned = [of.is_by_rows, of.is_turned];
+        let operation = operation(CUBLAS_COMPUTE_32F, epilogue, are_turned, of.has_bias.then_some(bias))?;
         let layout = |rows, columns| layout(of.dtype, rows, columns);
         let weight = if of.is_by_rows { layout(of.inner, of.columns)? } else { layout(of.columns, of.inner)? };
-        Ok(Self { operation, weight, x: layout(of.inner, of.rows)?, y: layout(of.columns, of.rows)? })
+        let x = if of.is_turned { layout(of.rows, of.inner)? } else { layout(of.inner, of.rows)? };
+        Ok(Self { operation, weight, x, y: layout(of.columns, of.rows)? })
     }
 }
 
+/// Which of the two operands are turned is said in the order in which cuBLASLt has them: the weight first.
 fn operation(
     sums: sys::cublasComputeType_t,
     epilogue: sys::cublasLtEpilogue_t,
-    is_turned: bool,
+    are_turned: [bool; 2],
     bias: Option<u64>,
 ) -> Result<Owned<sys::cublasLtMatmulDesc_t>> {
     use sys::cublasLtMatmulDescAttributes_t::{
         CUBLASLT_MATMUL_DESC_BIAS_POINTER, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA,
+        CUBLASLT_MATMUL_DESC_TRANSB,
     };
     let operation = result::create_matmul_desc(sums, sys::cudaDataType_t::CUDA_R_32F).map_err(Error::wrap)?;
     let operation = Owned(operation, result::destroy_matmul_desc);
     // SAFETY: each value has the type that cuBLASLt declares for its attribute.
     unsafe {
-        if is_turned {
-            operation.set(CUBLASLT_MATMUL_DESC_TRANSA, &cublasOperation_t::CUBLAS_OP_T)?;
+        for (is_turned, which) in are_turned.into_iter().zip([CUBLASLT_MATMUL_DESC_TRANSA, CUBLASLT_MATMUL_DESC_TRANSB])
+        {
+            if is_turned {
+                operation.set(which, &cublasOperation_t::CUBLAS_OP_T)?;
+            }
         }
         operation.set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
         if let Some(bias) = bias {
@@ -297,13 +304,13 @@ pub(crate) fn run<T: DeviceRepr>(
     unsafe { multiply(device, &Descriptors::new(of, bias)?, chosen, [weight, x], 1., None, y) }
 }
 
-/// The operands of a product that begins with a summand.
+/// The operands of a product that may begin with a summand.
 pub(crate) struct Sum<'a, T> {
     /// Of the product.
     pub factor: f32,
     pub x: &'a CudaView<'a, T>,
     pub weight: &'a CudaView<'a, T>,
-    pub to: &'a CudaView<'a, T>,
+    pub to: Option<&'a CudaView<'a, T>>,
     pub bias: Option<&'a CudaView<'a, T>>,
 }
 
@@ -318,18 +325,21 @@ pub(crate) fn run_sum<T: DeviceRepr>(
     Sum { factor, x, weight, to, bias }: Sum<'_, T>,
     y: &mut CudaSlice<T>,
 ) -> Result<()> {
-    let ProductSum { dtype, rows, inner, columns, has_bias, .. } = *of;
-    let held = [x.len(), weight.len(), to.len(), bias.map_or(0, CudaView::len), y.len()];
-    let needed = [rows * inner, columns * inner, rows * columns, if has_bias { columns } else { 0 }, rows * columns];
-    let fit = size_of::<T>() == dtype.size_in_bytes() && has_bias == bias.is_some();
+    let ProductSum { dtype, rows, inner, columns, has_bias, has_summand, .. } = *of;
+    let held = [x.len(), weight.len(), to.map_or(0, CudaView::len), bias.map_or(0, CudaView::len), y.len()];
+    let of_result = rows * columns;
+    let of_summand = if has_summand { of_result } else { 0 };
+    let needed = [rows * inner, columns * inner, of_summand, if has_bias { columns } else { 0 }, of_result];
+    let fit = size_of::<T>() == dtype.size_in_bytes() && has_bias == bias.is_some() && has_summand == to.is_some();
     if !fit || held.iter().zip(&needed).any(|(held, needed)| held < needed) {
         bail!("operands have {held:?} elements of {} bytes, but need {needed:?} of {dtype:?}", size_of::<T>())
     }
-    let [x, weight, to] = [x, weight, to].map(|operand| kernels::address(operand, device));
+    let [x, weight] = [x, weight].map(|operand| kernels::address(operand, device));
+    let to = to.map(|to| kernels::address(to, device));
     let bias = bias.map_or(0, |bias| kernels::address(bias, device));
     let y = y.device_ptr(&device.cuda_stream()).0;
     // SAFETY: dtype and sizes of the operands match the descriptors; they were checked above against the slices, which outlive the call.
-    unsafe { multiply(device, &Descriptors::of_sum(of, bias)?, chosen, [weight, x], factor, Some(to), y) }
+    unsafe { multiply(device, &Descriptors::of_sum(of, bias)?, chosen, [weight, x], factor, to, y) }
 }
 
 /// # Safety

@@ -40,7 +40,7 @@ impl Matmul {
     }
 }
 
-/// `factor * x * weight + bias + to` of contiguous row-major matrices, in one call.
+/// `factor * x * weight + bias + to` of contiguous row-major matrices, in one call. All but the product may be left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct ProductSum {
     /// Dtype of all operands: f16 or bf16.
@@ -51,8 +51,12 @@ pub(crate) struct ProductSum {
     pub inner: usize,
     /// Columns of `to` and of the result.
     pub columns: usize,
+    /// Is `x` the transpose of what lies in memory, `(inner, rows)`?
+    pub is_turned: bool,
     /// Is the weight `(columns, inner)`, and not `(inner, columns)`?
     pub is_by_rows: bool,
     /// Is a bias added to each row?
     pub has_bias: bool,
+    /// Is there `to`?
+    pub has_summand: bool,
 }

@@ -17,7 +17,7 @@ use candle::{bail, Result, Tensor, D};
 
 pub(crate) use self::backward::linear_backward;
 #[cfg(any(feature = "cuda", test))]
-pub(crate) use self::sum::product_sum;
+pub(crate) use self::sum::{product_sum, scaled_product};
 use super::activation::bias_act;
 use super::differentiable::{differentiable, is_tracked};
 use super::{has_own_kernels, own_or, runs_own, Activation, ProductPrecision};

@@ -1,4 +1,4 @@
-//! Products that begin with a summand.
+//! Products that have a factor, and begin with a summand.
 
 use candle::{Device, Result, Tensor};
 
@@ -23,8 +23,23 @@ pub(crate) fn product_sum(
         product + to
     };
     match x.device() {
+        Device::Cuda(_) => gpu!(sum_cuda::product_sum((factor, x), (weight, is_by_rows), bias, Some(to), apart))?
+            .map_or_else(apart, Ok),
+        _ => apart(),
+    }
+}
+
+/// `factor * x * y`, of `x`, `(rows, inner)`, which may be the transpose of a contiguous matrix, and `y`, `(inner, columns)`. On a GPU one
+/// launch computes it where that is faster, and rounds once.
+///
+/// # Errors
+/// Shapes or dtypes that do not agree.
+pub(crate) fn scaled_product(factor: f32, x: &Tensor, y: &Tensor) -> Result<Tensor> {
+    // candle takes transposed matrices, but not all views.
+    let apart = || x.matmul(y).or_else(|_| x.contiguous()?.matmul(y))? * f64::from(factor);
+    match x.device() {
         Device::Cuda(_) => {
-            gpu!(sum_cuda::product_sum((factor, x), (weight, is_by_rows), bias, to, apart))?.map_or_else(apart, Ok)
+            gpu!(sum_cuda::product_sum((factor, x), (y, false), None, None, apart))?.map_or_else(apart, Ok)
         }
         _ => apart(),
     }

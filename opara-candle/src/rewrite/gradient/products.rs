@@ -7,8 +7,8 @@ use super::super::strided::shaped;
 use super::step::Step;
 use crate::activation::Activation;
 use crate::ops::{
-    activation_derivative, column_sums, in_sums, linear_in, product_sum as product_sum_of, small_gradients,
-    SmallGradients,
+    activation_derivative, column_sums, in_sums, linear_in, product_sum as product_sum_of, scaled_product,
+    small_gradients, SmallGradients,
 };
 
 /// candle takes transposed matrices, but not all views.
@@ -91,16 +91,17 @@ fn of_linear(step: &mut Step, factor: f32, end: usize) -> Result<()> {
     // Products of f32 are faster as sums of several, for which operands are copied.
     let precision = step.node.precision;
     let is_split = step.is_typed() && x.dtype() == DType::F32;
-    let product = |a: &Tensor, b: &Tensor| {
-        let product = match is_split {
-            true => linear_in(precision, &a.contiguous()?, &b.t()?.contiguous()?, None, Activation::None),
-            false => multiply(a, b),
-        }?;
-        if factor == 1. {
-            Ok(product)
-        } else {
-            product * f64::from(factor)
+    let product = |a: &Tensor, b: &Tensor| match (is_split, factor == 1.) {
+        (true, _) => {
+            let product = linear_in(precision, &a.contiguous()?, &b.t()?.contiguous()?, None, Activation::None)?;
+            if factor == 1. {
+                Ok(product)
+            } else {
+                product * f64::from(factor)
+            }
         }
+        (false, true) => multiply(a, b),
+        (false, false) => scaled_product(factor, a, &b.contiguous()?),
     };
     if step.needs(0) {
         // The gradient that others gave is where the product begins; but small products run beside each other instead.

@@ -78,7 +78,7 @@ impl Capabilities {
             device: (major * 10 + minor) as u32,
             shared_per_block: number(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             processors: number(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
-            describes_matrices: major >= 9 && Matrix::is_known(),
+            describes_matrices: major >= 9 && Matrix::is_known(context)?,
         })
     }
 

@@ -105,7 +105,7 @@ impl Argument for Matrix {
 /// An operand of so many rows and columns as a matrix that is read by boxes of `some` rows.
 ///
 /// # Errors
-/// One that cannot be [described](Matrix::at).
+/// One that cannot be [described](Matrix::at); a failed driver call.
 pub(crate) fn described<T>(
     name: &str,
     operand: &CudaView<T>,
@@ -113,7 +113,8 @@ pub(crate) fn described<T>(
     some: usize,
     device: &CudaDevice,
 ) -> Result<Matrix> {
-    match Matrix::at(address(operand, device), [rows, columns], some, size_of::<T>()) {
+    let stream = device.cuda_stream();
+    match Matrix::at(stream.context(), address(operand, device), [rows, columns], some, size_of::<T>())? {
         Some(matrix) => Ok(matrix),
         None => bail!("`{name}`, {rows} rows of {columns} elements, is no matrix that is read by boxes"),
     }
