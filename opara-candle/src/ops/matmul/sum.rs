@@ -37,9 +37,10 @@ pub(crate) fn product_sum(
 pub(crate) fn scaled_product(factor: f32, x: &Tensor, y: &Tensor) -> Result<Tensor> {
     // candle takes transposed matrices, but not all views.
     let apart = || x.matmul(y).or_else(|_| x.contiguous()?.matmul(y))? * f64::from(factor);
+    let nothing: Option<&Tensor> = None;
     match x.device() {
         Device::Cuda(_) => {
-            gpu!(sum_cuda::product_sum((factor, x), (y, false), None, None, apart))?.map_or_else(apart, Ok)
+            gpu!(sum_cuda::product_sum((factor, x), (y, false), nothing, nothing, apart))?.map_or_else(apart, Ok)
         }
         _ => apart(),
     }
