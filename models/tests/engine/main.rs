@@ -372,7 +372,7 @@ fn steps_tell_how_many_slots_are_free() {
 #[test]
 fn prompts_that_came_together_are_read_before_their_texts_write() {
     let mut engine = engine(&model(), Options { slots: 64, parts: 16, ..Options::default() });
-    let mut add = |engine: &mut Engine<Decoder>, prompt: Vec<u32>| {
+    let add = |engine: &mut Engine<Decoder>, prompt: Vec<u32>| {
         let (kept, text) = Kept::new(usize::MAX);
         engine.add(Request { prompt, most: 5, ..Request::default() }, kept).expect("a slot is free");
         text
